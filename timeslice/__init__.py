@@ -1,0 +1,1 @@
+"""timeslice: independent RL jobs take turns on the same accelerators."""

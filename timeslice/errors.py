@@ -1,0 +1,140 @@
+"""All errors of timeslice. One root; each names the group, job or node, what happened and what to do next.
+
+::
+
+    TimeSliceError
+    ├── UsageError                 a call or a value is wrong; nothing was touched
+    │   ├── InvalidNameError       a group, job or node name breaks the naming rule
+    │   ├── UnknownGroupError      no such group, though agents serve others
+    │   ├── UnknownNodeError       no such node
+    │   ├── UnknownJobError        no such job
+    │   └── GroupModeError         lock-only asked of a served group, or the other way round
+    ├── RedisUnreachableError      no answer from the server within the deadline
+    ├── ServerUnsuitableError      wrong version, eviction policy, or it speaks no Redis
+    ├── AcquireTimeoutError        the wait limit passed before the grant; the queue entry is withdrawn
+    ├── CancelledByOperatorError   somebody cancelled this waiter; ask again if that was not meant
+    ├── LeaseError                 about a lease that was granted
+    │   ├── LeaseLostError         the lease is over; stop using the device
+    │   ├── LeaseUncertainError    the server can't be asked whether the lease still stands
+    │   └── NotHolderError         a yield or renewal for a lease that somebody else holds
+    ├── RefusedError               the state of the group or node forbids it now
+    ├── StaleCommandError          an order older than what its receiver has already seen
+    └── BackendError               a snapshot backend failed; see ``kind``
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class FaultKind(StrEnum):
+    """What a backend fault means for the job, and so what the agent does next."""
+
+    TRANSIENT = "transient"  # try again within the deadline
+    POISONED = "poisoned"  # the target or driver can't be trusted any more
+    GONE = "gone"  # the target no longer exists: counts as out
+    BUSY = "busy"  # work in flight; try again within the deadline
+    NEEDS_WEIGHTS = "needs_weights"  # restored, but content was discarded and must be pushed
+    UNSUPPORTED = "unsupported"  # this target can't do what was asked; never tried
+
+
+class TimeSliceError(Exception):
+    """Root of all errors that timeslice raises on purpose.
+
+    ``group``, ``job``, ``node`` and ``token`` are set where they are known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        group: str | None = None,
+        job: str | None = None,
+        node: str | None = None,
+        token: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.group = group
+        self.job = job
+        self.node = node
+        self.token = token
+
+
+class UsageError(TimeSliceError, ValueError):
+    """A call or a value is wrong; nothing was touched."""
+
+
+class InvalidNameError(UsageError):
+    """A group, job or node name breaks the naming rule."""
+
+
+class UnknownGroupError(UsageError):
+    """No such group, though agents serve others."""
+
+
+class UnknownNodeError(UsageError):
+    """No such node."""
+
+
+class UnknownJobError(UsageError):
+    """No such job."""
+
+
+class GroupModeError(UsageError):
+    """Lock-only was asked of a served group, or a swap of a lock-only one."""
+
+
+class RedisUnreachableError(TimeSliceError):
+    """No answer from the server within the deadline."""
+
+
+class ServerUnsuitableError(TimeSliceError):
+    """The server is too old, evicts keys, or speaks no Redis."""
+
+
+class AcquireTimeoutError(TimeSliceError, TimeoutError):
+    """The wait limit passed before the grant; the queue entry is withdrawn."""
+
+
+class CancelledByOperatorError(TimeSliceError):
+    """Somebody cancelled this waiter."""
+
+
+class LeaseError(TimeSliceError):
+    """About a lease that was granted."""
+
+
+class LeaseLostError(LeaseError):
+    """The lease is over; the device may belong to another job."""
+
+
+class LeaseUncertainError(LeaseError):
+    """The server can't be asked whether the lease still stands."""
+
+
+class NotHolderError(LeaseError):
+    """A yield or renewal for a lease that this caller does not hold."""
+
+
+class RefusedError(TimeSliceError):
+    """The state of the group, job or node forbids it now."""
+
+
+class StaleCommandError(TimeSliceError):
+    """An order that is older than what its receiver has already seen."""
+
+
+class BackendError(TimeSliceError):
+    """A snapshot backend failed; ``kind`` says what that means for the job."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: FaultKind,
+        group: str | None = None,
+        job: str | None = None,
+        node: str | None = None,
+    ) -> None:
+        super().__init__(message, group=group, job=job, node=node)
+        self.kind = kind
