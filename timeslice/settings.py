@@ -1,0 +1,184 @@
+"""What the environment says, and where the server is.
+
+Order of precedence everywhere: command-line flag, environment, value in code, default.
+Nothing is cached: a test or a launcher may change the environment between two calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from timeslice.errors import UsageError
+from timeslice.names import MAX_LENGTH, check_name, check_prefix, sanitise_name
+
+DEFAULT_PORT = 6379
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+class Settings(BaseSettings):
+    """The ``TIMESLICE_*`` variables. ``Settings()`` reads them now; an empty variable counts as unset."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TIMESLICE_", env_ignore_empty=True, extra="ignore", frozen=True
+    )
+
+    url: str | None = None
+    job: str | None = Field(default=None, validation_alias=AliasChoices("TIMESLICE_JOB", "TIMESLICE_JOB_ID"))
+    prefix: str = "ts"
+    node: str | None = None
+    disable: bool = False
+    runtime_dir: Path | None = None
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            variable = "TIMESLICE_" + str(first["loc"][0]).upper().removeprefix("TIMESLICE_")
+            cause = first.get("ctx", {}).get("error")
+            if isinstance(cause, UsageError):
+                raise type(cause)(f"{variable}: {cause}") from error
+            raise UsageError(f"{variable}: {first['msg']}; got {first['input']!r}") from error
+
+    @field_validator("prefix")
+    @classmethod
+    def _prefix(cls, value: str) -> str:
+        return check_prefix(value)
+
+    @field_validator("job")
+    @classmethod
+    def _job(cls, value: str | None) -> str | None:
+        return None if value is None else check_name("job", value)
+
+    @field_validator("node")
+    @classmethod
+    def _node(cls, value: str | None) -> str | None:
+        return None if value is None else check_name("node", value)
+
+
+def default_node() -> str:
+    """Name of this machine: ``TIMESLICE_NODE``, else its host name made to fit the naming rule."""
+    return Settings().node or sanitise_name(socket.gethostname(), fallback="node")
+
+
+def default_job() -> str:
+    """Id of this job: ``TIMESLICE_JOB``, else the Slurm job's, else node and process id."""
+    if job := Settings().job:
+        return job
+    if slurm := os.environ.get("SLURM_JOB_ID"):
+        return check_name("job", f"slurm-{slurm}")
+    tail = f"-{os.getpid()}"
+    return sanitise_name(default_node(), fallback="node", room=MAX_LENGTH - len(tail)) + tail
+
+
+def runtime_dir() -> Path:
+    """Folder for this user's sockets and URL file, made if missing; nobody else may write to it.
+
+    A folder that another user prepared could send every client to a server of theirs, so it is refused.
+    """
+    path = Settings().runtime_dir or _default_runtime_dir()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise UsageError(f"can't use {path} ({error.strerror}); set TIMESLICE_RUNTIME_DIR") from error
+    if not stat.S_ISDIR(status.st_mode):
+        problem = "it is a symbolic link"  # mkdir let it pass, so it is a link to a folder
+    elif status.st_uid != os.getuid():
+        problem = f"it belongs to user id {status.st_uid}, not to you ({os.getuid()})"
+    elif status.st_mode & 0o022:
+        problem = f"other users may write to it; run: chmod 700 {path}"
+    else:
+        return path
+    raise UsageError(f"refusing to use {path}: {problem}. Or set TIMESLICE_RUNTIME_DIR to another folder.")
+
+
+def _default_runtime_dir() -> Path:
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    # After `su` or in cron the variable may point at a folder that is not there.
+    if session and Path(session).is_dir():
+        return Path(session) / "timeslice"
+    return Path(f"/tmp/timeslice-{os.getuid()}")  # noqa: S108 - checked for its owner by runtime_dir
+
+
+def url_file() -> Path:
+    """Where ``timeslice up`` writes its URL, for this user's clients to find."""
+    return runtime_dir() / "url"
+
+
+def publish_url(url: str) -> None:
+    """Write the URL file; a reader sees the old content or the new, never half of it."""
+    path = url_file()
+    draft = path.with_name(f"url.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(url + "\n")
+    draft.replace(path)
+
+
+def withdraw_url(url: str) -> None:
+    """Remove the URL file if it still holds ``url``; a newer server's is left alone."""
+    path = url_file()
+    if path.exists() and path.read_text().strip() == url:
+        path.unlink(missing_ok=True)
+
+
+def find_url(explicit: str | None = None, target: str | None = None) -> str:
+    """URL of the server: flag, ``TIMESLICE_URL``, ``target`` written in code, or what ``timeslice up`` left."""
+    if given := explicit or Settings().url or target:
+        return normalise_url(given)
+    path = url_file()
+    try:
+        return normalise_url(path.read_text().strip())
+    except FileNotFoundError:
+        raise UsageError(
+            "no server is known. Start one with `timeslice up`, "
+            "or point at yours: export TIMESLICE_URL=redis://host:6379"
+        ) from None
+
+
+def normalise_url(text: str) -> str:
+    """Full URL for ``host``, ``host:port``, ``[ipv6]:port``, a socket path, or a URL."""
+    text = text.strip()
+    if text.startswith("/"):
+        return "unix://" + quote(text)
+    url = text if "://" in text else f"redis://{text}"
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise UsageError(
+            f"{redact_url(url)!r} is no Redis URL: use redis://host:port, rediss://host:port (TLS) or unix:///path"
+        )
+    if parts.scheme == "unix":
+        if not parts.path.strip("/"):
+            raise UsageError(f"{text!r} names no socket: use unix:///path/to/redis.sock")
+        return url
+    try:
+        port, host = parts.port, parts.hostname
+    except ValueError as error:
+        raise UsageError(f"{redact_url(url)!r} has no usable port: {error}") from None
+    if not host:
+        raise UsageError(f"{redact_url(url)!r} names no host: use redis://host:port")
+    if port is None:
+        parts = parts._replace(netloc=f"{parts.netloc.rstrip(':')}:{DEFAULT_PORT}")
+    return urlunsplit(parts)
+
+
+def socket_path(url: str) -> str | None:
+    """Path of a ``unix://`` URL's socket, or None for a network URL."""
+    parts = urlsplit(url)
+    return unquote(parts.path) if parts.scheme == "unix" else None
+
+
+def redact_url(url: str) -> str:
+    """The URL with its passwords replaced by ``***``, fit for logs and messages."""
+    # By pattern, not by parsing: a password with an unescaped # or / must not slip through.
+    hidden = re.sub(r"://([^:/@]*):.*@", r"://\1:***@", url)
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", hidden)
