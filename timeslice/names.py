@@ -17,7 +17,7 @@ _PREFIX = re.compile(r"[!-z|~]{1,63}")
 
 
 def check_name(kind: str, value: str) -> str:
-    """Return ``value`` if it may name a ``kind`` (``group``, ``job``, ``node``), else raise InvalidNameError."""
+    """Return ``value`` if it may name a ``kind`` (group, job, node), else raise InvalidNameError."""
     if isinstance(value, str) and _NAME.fullmatch(value):
         return value
     raise InvalidNameError(

@@ -132,7 +132,7 @@ def withdraw_url(url: str) -> None:
 
 
 def find_url(explicit: str | None = None, target: str | None = None) -> str:
-    """URL of the server: flag, ``TIMESLICE_URL``, ``target`` written in code, or what ``timeslice up`` left."""
+    """URL of the server: flag, ``TIMESLICE_URL``, ``target`` in code, or what ``timeslice up`` left."""
     if given := explicit or Settings().url or target:
         return normalise_url(given)
     path = url_file()
