@@ -27,9 +27,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 class Settings(BaseSettings):
     """The ``TIMESLICE_*`` variables. ``Settings()`` reads them now; an empty variable counts as unset."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TIMESLICE_", env_ignore_empty=True, extra="ignore", frozen=True
-    )
+    model_config = SettingsConfigDict(env_prefix="TIMESLICE_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     url: str | None = None
     job: str | None = Field(default=None, validation_alias=AliasChoices("TIMESLICE_JOB", "TIMESLICE_JOB_ID"))
@@ -44,6 +42,8 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             variable = "TIMESLICE_" + str(first["loc"][0]).upper().removeprefix("TIMESLICE_")
+            if variable == "TIMESLICE_JOB" and not os.environ.get(variable):
+                variable = "TIMESLICE_JOB_ID"
             cause = first.get("ctx", {}).get("error")
             if isinstance(cause, UsageError):
                 raise type(cause)(f"{variable}: {cause}") from error
@@ -180,5 +180,5 @@ def socket_path(url: str) -> str | None:
 def redact_url(url: str) -> str:
     """The URL with its passwords replaced by ``***``, fit for logs and messages."""
     # By pattern, not by parsing: a password with an unescaped # or / must not slip through.
-    hidden = re.sub(r"://([^:/@]*):.*@", r"://\1:***@", url)
+    hidden = re.sub(r"://([^:/@]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
     return re.sub(r"([?&]password=)[^&]*", r"\1***", hidden)
