@@ -1,0 +1,185 @@
+"""Drivers run calls and flows: one for threads, one for asyncio. They wait; they decide nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+
+from timeslice.locks.connection import connect, connect_async, explain, is_transient
+from timeslice.locks.flows import Entries, Op, Wait
+from timeslice.locks.scripts import Call, text
+from timeslice.settings import redact_url
+
+T = TypeVar("T")
+
+CALL_DEADLINE_S = 10.0
+LONGEST_BLOCK_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+
+
+def _entries(reply: Any) -> Entries:
+    """XREAD's answer for one stream: [(id, {field: value})]."""
+    found: Entries = []
+    for _, items in reply or []:
+        for entry_id, fields in items:
+            found.append((text(entry_id), {text(k): text(v) for k, v in (fields or {}).items()}))
+    return found
+
+
+def _command(call: Call[Any], *, whole: bool) -> list[Any]:
+    """EVALSHA, or EVAL when the server does not know the script (which also teaches it)."""
+    verb, body = ("EVAL", call.script.source) if whole else ("EVALSHA", call.script.sha)
+    return [verb, body, len(call.keys), *call.keys, *call.args]
+
+
+def _read(wait: Wait) -> list[Any]:
+    return ["XREAD", "BLOCK", max(wait.ms, 1), "STREAMS", wait.key, wait.after]
+
+
+class SyncDriver:
+    """Runs calls on a small pool, and each wait on a connection of its own. Threads may share it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = connect(url)
+        self._idle: list[redis.Redis] = []  # connections for waits, kept for the next one
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def run(self, call: Call[T], *, deadline_s: float = CALL_DEADLINE_S) -> T:
+        """Send a call until it is answered. RedisUnreachableError after ``deadline_s`` without an answer."""
+
+        def attempt() -> Any:
+            try:
+                return self.client.execute_command(*_command(call, whole=False))  # type: ignore[no-untyped-call]
+            except redis.exceptions.NoScriptError:
+                return self.client.execute_command(*_command(call, whole=True))  # type: ignore[no-untyped-call]
+
+        return call.parse(self.retry(attempt, deadline_s=deadline_s))
+
+    def retry(self, attempt: Callable[[], T], *, deadline_s: float = CALL_DEADLINE_S) -> T:
+        """Repeat ``attempt`` over transient faults, with a growing pause, until the deadline."""
+        until, pause = time.monotonic() + deadline_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except (redis.exceptions.RedisError, OSError) as error:
+                if not is_transient(error) or time.monotonic() + pause > until:
+                    raise explain(error, redact_url(self.url)) from error
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def wait(self, wait: Wait) -> Entries:
+        """Block on a stream of one's own for at most ``wait.ms``."""
+        client = self._take()
+        try:
+            reply = client.execute_command(*_read(wait))  # type: ignore[no-untyped-call]
+        except (redis.exceptions.RedisError, OSError) as error:
+            client.close()
+            raise explain(error, redact_url(self.url)) from error
+        except BaseException:
+            client.close()  # an answer may still be under way on it
+            raise
+        with self._lock:
+            self._idle.append(client)
+        return _entries(reply)
+
+    def drive(self, flow: Generator[Op, Any, T]) -> T:
+        """Run a flow to its end."""
+        try:
+            op = next(flow)
+            while True:
+                try:
+                    answer = self.wait(op) if isinstance(op, Wait) else self.run(op)
+                except Exception as error:
+                    op = flow.throw(error)
+                else:
+                    op = flow.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _take(self) -> redis.Redis:
+        with self._lock:
+            if self._pid != os.getpid():
+                # After a fork the sockets are the parent's: leave them alone, neither used nor shut.
+                self._idle, self._pid = [], os.getpid()
+            if self._idle:
+                return self._idle.pop()
+        return connect(self.url, block_s=LONGEST_BLOCK_S, single=True)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        if self._pid == os.getpid():
+            for client in idle:
+                client.close()
+            self.client.close()
+
+
+class AsyncDriver:
+    """As SyncDriver, for one event loop."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = connect_async(url)
+        self._idle: list[redis.asyncio.Redis] = []
+
+    async def run(self, call: Call[T], *, deadline_s: float = CALL_DEADLINE_S) -> T:
+        async def attempt() -> Any:
+            try:
+                return await self.client.execute_command(*_command(call, whole=False))  # type: ignore[no-untyped-call]
+            except redis.exceptions.NoScriptError:
+                return await self.client.execute_command(*_command(call, whole=True))  # type: ignore[no-untyped-call]
+
+        return call.parse(await self.retry(attempt, deadline_s=deadline_s))
+
+    async def retry(self, attempt: Callable[[], Awaitable[T]], *, deadline_s: float = CALL_DEADLINE_S) -> T:
+        until, pause = time.monotonic() + deadline_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await attempt()
+            except (redis.exceptions.RedisError, OSError) as error:
+                if not is_transient(error) or time.monotonic() + pause > until:
+                    raise explain(error, redact_url(self.url)) from error
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def wait(self, wait: Wait) -> Entries:
+        client = self._idle.pop() if self._idle else connect_async(self.url, block_s=LONGEST_BLOCK_S, single=True)
+        try:
+            reply = await client.execute_command(*_read(wait))  # type: ignore[no-untyped-call]
+        except (redis.exceptions.RedisError, OSError) as error:
+            await client.aclose()
+            raise explain(error, redact_url(self.url)) from error
+        except BaseException:
+            await client.aclose()  # an answer may still be under way on it
+            raise
+        self._idle.append(client)
+        return _entries(reply)
+
+    async def drive(self, flow: Generator[Op, Any, T]) -> T:
+        try:
+            op = next(flow)
+            while True:
+                try:
+                    answer = await (self.wait(op) if isinstance(op, Wait) else self.run(op))
+                except Exception as error:
+                    op = flow.throw(error)
+                else:
+                    op = flow.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def close(self) -> None:
+        idle, self._idle = self._idle, []
+        for client in (*idle, self.client):
+            await client.aclose()

@@ -1,0 +1,139 @@
+"""Decisions of a client without I/O. A flow yields what to send or to wait for; a driver answers.
+
+An operation is a ``Call`` (answered with its parsed reply) or a ``Wait`` (answered with stream entries). A driver
+throws RedisUnreachableError into the flow when there is no answer; the flow decides what that means.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from timeslice.errors import AcquireTimeoutError, CancelledByOperatorError, RedisUnreachableError
+from timeslice.locks import scripts
+from timeslice.locks.keys import GroupKeys
+from timeslice.locks.scripts import Call, Ended, Granted, Queued, Renewed, Request
+
+Entries: TypeAlias = list[tuple[str, dict[str, str]]]
+
+PATIENCE_S = 600.0  # a wait that was once queued rides out a server outage of this length
+_EXPIRY_MARGIN_MS = 20
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Block on the stream ``key`` for entries after ``after``, at most ``ms`` milliseconds."""
+
+    key: str
+    after: str
+    ms: int
+
+
+Op: TypeAlias = Call[Any] | Wait
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a waiter got. Times in seconds; ``sent_at`` is on the caller's monotonic clock."""
+
+    token: int
+    how: str
+    swap_s: float
+    waited_s: float
+    mode: str
+    registered: bool
+    counter: int
+    sent_at: float  # when the call that confirmed it was sent: the lease counts from here
+
+
+def acquire(
+    group: GroupKeys,
+    request: Request,
+    *,
+    floor: int = 0,
+    timeout_s: float | None = None,
+    note: Callable[[Queued], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Generator[Op, Any, Grant]:
+    """Wait for the group. ``note`` is told at each refresh why the waiter still waits; what it raises ends the wait.
+
+    Raises AcquireTimeoutError after ``timeout_s`` (the entry is withdrawn first), CancelledByOperatorError, and
+    RedisUnreachableError when the first call goes unanswered or an outage outlasts PATIENCE_S. A caller that is
+    interrupted must send ``scripts.cancel`` itself: the flow is not there any more to do it.
+    """
+    started = clock()
+    until = None if timeout_s is None else started + timeout_s
+    score, after, down_since = "", "0-0", None
+    queued: Queued | None = None
+
+    def left() -> float:
+        return PATIENCE_S if until is None else until - clock()
+
+    while True:
+        sent = clock()
+        try:
+            reply = yield scripts.acquire(group, request, floor=floor, score=score)
+        except RedisUnreachableError:
+            down_since = sent if down_since is None else down_since
+            if queued is None or clock() - down_since > PATIENCE_S or left() <= 0:
+                raise
+            continue
+        down_since = None
+        if isinstance(reply, Ended):
+            raise CancelledByOperatorError(
+                f"group {group.name}: the wait of job {request.job} was cancelled", group=group.name, job=request.job
+            )
+        floor = max(floor, reply.counter)
+        if isinstance(reply, Granted):
+            return _grant(reply.token, reply.how, reply.swap_ms, reply.mode, reply.registered, floor, sent, started)
+        queued = reply
+        score = reply.score
+        if note:
+            note(reply)
+        if left() <= 0:
+            yield scripts.cancel(group, request.waiter, floor=floor)
+            raise _timed_out(group, request, reply, timeout_s)
+        block_ms = min(request.ttl_ms / 3, left() * 1000)
+        if reply.holder and reply.mode == "lock":
+            block_ms = min(block_ms, reply.holder_ms + _EXPIRY_MARGIN_MS)  # nobody else wakes us when it expires
+        try:
+            entries: Entries = yield Wait(group.grant(request.waiter), after, int(block_ms))
+        except RedisUnreachableError:
+            continue
+        for entry_id, fields in entries:
+            after = entry_id
+            if fields.get("kind") == "cancelled":
+                raise CancelledByOperatorError(
+                    f"group {group.name}: {fields.get('by')} cancelled the wait of job {request.job}",
+                    group=group.name,
+                    job=request.job,
+                )
+            if fields.get("kind") != "grant":
+                continue
+            sent, token = clock(), int(fields["token"])
+            floor = max(floor, token)
+            try:
+                renewal = yield scripts.renew(group, request, token, floor=floor, mode=reply.mode or "served")
+            except RedisUnreachableError:
+                break
+            if isinstance(renewal, Renewed):
+                how, swap_ms = fields["how"], int(fields["swap_ms"])
+                return _grant(token, how, swap_ms, reply.mode, reply.registered, floor, sent, started)
+
+
+def _grant(
+    token: int, how: str, swap_ms: int, mode: str, registered: bool, counter: int, sent: float, started: float
+) -> Grant:
+    return Grant(token, how, swap_ms / 1000, max(sent - started, 0.0), mode, registered, counter, sent)
+
+
+def _timed_out(group: GroupKeys, request: Request, last: Queued, timeout_s: float | None) -> AcquireTimeoutError:
+    why = last.reason or (f"job {last.holder} holds it" if last.holder else f"the group is {last.phase}")
+    return AcquireTimeoutError(
+        f"group {group.name}: job {request.job} was not granted within {timeout_s:g} s: {why} "
+        f"(position {last.position} in the queue). See: timeslice queue {group.name}",
+        group=group.name,
+        job=request.job,
+    )

@@ -1,0 +1,33 @@
+"""Reads Lua verbs with their includes. A script is known by its SHA-1, as the server knows it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+_INCLUDE = "-- @include "
+
+
+@dataclass(frozen=True)
+class Script:
+    """One verb: what EVALSHA is called with, and what SCRIPT LOAD needs if the server forgot it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+@cache
+def load(name: str) -> Script:
+    """The script ``lua/<name>.lua``, each include put in once, in the order named."""
+    folder = resources.files("timeslice.locks") / "lua"
+    lines = []
+    for line in (folder / f"{name}.lua").read_text().splitlines():
+        if line.startswith(_INCLUDE):
+            lines += [(folder / "include" / f"{part}.lua").read_text() for part in line[len(_INCLUDE) :].split()]
+        else:
+            lines.append(line)
+    source = "\n".join(lines) + "\n"
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -1,0 +1,1 @@
+"""The Lua verbs, one a file, with shared pieces in ``include/``."""

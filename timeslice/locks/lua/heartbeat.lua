@@ -1,0 +1,31 @@
+--[[
+An agent joins the group, says that it lives, and vouches for a holder whose process it watches.
+ARGV  1 floor  2 node  3 ttl_ms  4 lease id it vouches for, or ''
+Reply ok counter lease_id job host pid start token swap_id known (0: nothing of this node is stored) | lock
+Events NodeJoined, and what advance and reap emit
+--]]
+-- @include group waiters residency lease advance
+local node, ttl_ms, vouched = ARGV[2], tonumber(ARGV[3]), ARGV[4]
+
+begin(true)
+if S.mode == 'lock' then
+  return { 'lock' }
+end
+settle_clock()
+if S.mode == '' then
+  set('mode', 'served')
+end
+local known = redis.call('ZSCORE', nodes_key, node) and 1 or 0
+redis.call('ZADD', nodes_key, now + ttl_ms, node)
+if known == 0 then
+  emit('NodeJoined', 'node', node)
+  wake('members')
+end
+if vouched ~= '' and S.lease_id == vouched and S.confirmed == '1' and S.host == node
+  and now < S.renewed_at_ms + 10 * S.lease_ms then
+  set('deadline_ms', math.max(S.deadline_ms, now + S.lease_ms))
+end
+reap()
+advance()
+save()
+return { 'ok', S.counter, S.lease_id, S.job, S.host, S.pid, S.start, S.token, S.swap_id, known }

@@ -1,0 +1,132 @@
+-- The promotion: who is next, and what has to happen first. Needs group, waiters, residency, lease.
+-- In reasons, @<ms> stands for a time of the server's clock; readers format it.
+
+local NO_COORDINATOR = 'no coordinator drives the swap'
+local residency_now -- read once a script
+
+-- Returns 'grant', how | 'swap' | 'blocked', reason, for a job that wants in now.
+local function decide(job)
+  if S.mode == 'lock' then
+    return 'grant', 'no-op'
+  end
+  if S.mode ~= 'served' then
+    return 'blocked', 'no agent serves this group'
+  end
+  residency_now = residency_now or residency_of_jobs()
+  local crowded = S.evict ~= ''
+  for other, where in pairs(residency_now) do
+    if where == 'faulted' then
+      return 'blocked', 'the device state of job ' .. other .. ' is unknown'
+    end
+    if other ~= job and not OUT[where] then
+      crowded = true
+    end
+  end
+  local mine = residency_now[job] or ''
+  if not crowded then
+    if mine == 'resident' then
+      return 'grant', 'no-op'
+    elseif mine == '' or mine == 'absent' or mine == 'gone' then
+      return 'grant', 'first load'
+    end
+  end
+  if redis.call('ZCARD', nodes_key) == 0 then
+    return 'blocked', 'no agent serves this group'
+  end
+  local silent = redis.call('ZRANGE', nodes_key, 0, 0, 'WITHSCORES')
+  if tonumber(silent[2]) < now then
+    return 'blocked', 'node ' .. silent[1] .. ' unreachable since @' .. silent[2]
+  end
+  return 'swap'
+end
+
+-- A swap that nobody drives says so.
+local function show_swap()
+  if S.owner == '' or S.owner_deadline_ms < now then
+    set_phase('blocked', NO_COORDINATOR)
+  elseif S.phase ~= 'blocked' or S.reason == NO_COORDINATOR then
+    set_phase('swapping', '')
+  end
+end
+
+local function start_swap(waiter, job)
+  set('swap_id', draw())
+  set('swap_waiter', waiter)
+  set('swap_job', job)
+  set('swap_step', 'new')
+  set('swap_since_ms', now)
+  set('swap_budget_ms', OWNER_MS)
+  set('swap_deadline_ms', now + OWNER_MS)
+  set('plan', '')
+  show_swap()
+  emit('SwapStarted', 'swap', digits(S.swap_id), 'job', job, 'waiter', waiter, 'evict', S.evict)
+  wake('swap')
+end
+
+local function clear_swap()
+  set('swap_id', 0)
+  set('swap_waiter', '')
+  set('swap_job', '')
+  set('swap_step', '')
+  set('plan', '')
+  set_phase('idle', '')
+end
+
+-- A swap that nothing was ordered for yet costs nothing to drop.
+local function drop_unplanned_swap()
+  if S.swap_step == 'new' and S.swap_waiter ~= '' and not redis.call('ZSCORE', queue_key, S.swap_waiter) then
+    clear_swap()
+  end
+end
+
+-- True if nobody can be granted now whoever asks.
+local function is_closed()
+  return S.lease_id ~= '' or S.swap_id ~= 0 or S.paused ~= ''
+    or (S.quiet_until_ms > now and S.quiet_until_ms - now <= MAX_PAUSE_MS)
+end
+
+local function advance(caller)
+  drop_unplanned_swap()
+  if S.swap_id ~= 0 then
+    return show_swap()
+  end
+  if is_closed() then
+    if S.lease_id == '' then
+      if S.paused ~= '' then
+        set_phase('paused', S.paused)
+      else
+        set_phase('blocked', 'data was lost; waiting for agents and holders to come back')
+      end
+    end
+    return
+  end
+  local from, phase, reason = 0, 'idle', ''
+  while true do
+    local batch = redis.call('ZRANGE', queue_key, from, from + 15)
+    for _, waiter in ipairs(batch) do
+      local record = waiter_get(waiter)
+      if is_deferred(record) then
+        reason = 'deferred: ' .. record.deferred
+      elseif record.job ~= '' and redis.call('ZSCORE', alive_key, waiter) then
+        local verdict, detail = decide(record.job)
+        if verdict == 'grant' then
+          return grant(waiter, record, detail, 0, caller)
+        elseif verdict == 'swap' then
+          if S.evict == record.job then
+            return start_swap('', '') -- even its own job gets no short cut after an expiry
+          end
+          return start_swap(waiter, record.job)
+        end
+        phase, reason = 'blocked', detail
+      else
+        waiter_remove(waiter) -- a half record, left by something that is not us
+        from = from - 1
+      end
+    end
+    if #batch < 16 then
+      break
+    end
+    from = from + 16
+  end
+  set_phase(phase, reason)
+end

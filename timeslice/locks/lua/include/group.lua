@@ -1,0 +1,142 @@
+--[[
+The group's state: loading, clock, counter, saving. Every script of a group starts with begin().
+KEYS  1 state  2 queue  3 waiters  4 alive  5 grant prefix  6 ended  7 jobs  8 members  9 nodes
+      10 inbox  11 events  12 config  13 targets
+ARGV  1 floor: the highest number the caller knows of this group (0 if none)
+--]]
+local state_key, queue_key, waiters_key, alive_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local grant_prefix, ended_key, jobs_key, members_key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local nodes_key, inbox_key, events_key, config_key, targets_key = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
+
+local WAITER_TTL_MS = 15000
+local LEASE_MS = 30000
+local NODE_TTL_MS = 15000
+local OWNER_MS = 10000
+local CLOCK_JUMP_MS = 10000 -- two refresh intervals of a waiter
+local MAX_PAUSE_MS = 120000 -- no deferral or quiet time is believed beyond this: the clock moved
+local ENDED_KEEP_MS = 120000
+local GRANT_KEEP_S = 120
+local EVENTS_KEPT, INBOX_KEPT = 2000, 64
+
+local FIELDS = {
+  'mode', 'phase', 'reason', 'since_ms', 'clock_ms', 'counter', 'seq', 'lease_id', 'job', 'token',
+  'granted_at_ms', 'deadline_ms', 'lease_ms', 'renewed_at_ms', 'confirmed', 'host', 'pid', 'start', 'label',
+  'how', 'swap_ms', 'swap_id', 'swap_waiter', 'swap_job', 'swap_step', 'swap_since_ms', 'swap_deadline_ms',
+  'swap_budget_ms', 'plan', 'owner', 'owner_epoch', 'owner_deadline_ms', 'paused', 'evict', 'changed_ms',
+  'quiet_until_ms',
+}
+local NUMBERS = {
+  since_ms = true, clock_ms = true, counter = true, seq = true, token = true, granted_at_ms = true,
+  deadline_ms = true, lease_ms = true, renewed_at_ms = true, swap_ms = true, swap_id = true,
+  swap_since_ms = true, swap_deadline_ms = true, swap_budget_ms = true, owner_epoch = true,
+  owner_deadline_ms = true, changed_ms = true, quiet_until_ms = true,
+}
+
+local S = {} -- the state as read, then as changed
+local changes = {} -- what save() writes
+local now = 0
+local floor = 0
+
+-- Large numbers lose digits by tostring(); this keeps all of them.
+local function digits(n)
+  return string.format('%.0f', n)
+end
+
+local function set(field, value)
+  S[field] = value
+  changes[field] = true
+end
+
+local function save()
+  set('clock_ms', now)
+  local flat = {}
+  for field in pairs(changes) do
+    local value = S[field]
+    flat[#flat + 1] = field
+    flat[#flat + 1] = NUMBERS[field] and digits(value) or value
+  end
+  redis.call('HSET', state_key, unpack(flat))
+  changes = {}
+end
+
+local function emit(kind, ...)
+  redis.call('XADD', events_key, 'MAXLEN', '~', EVENTS_KEPT, '*', 'v', '1', 'type', kind, 'at_ms', digits(now), ...)
+end
+
+local function wake(why)
+  redis.call('XADD', inbox_key, 'MAXLEN', '~', INBOX_KEPT, '*', 'why', why)
+end
+
+local function draw()
+  set('counter', math.max(S.counter + 1, now))
+  return S.counter
+end
+
+local function set_phase(phase, reason)
+  if S.phase ~= phase or S.reason ~= reason then
+    if S.phase ~= phase then
+      set('since_ms', now)
+      if phase == 'blocked' then
+        emit('GroupBlocked', 'reason', reason)
+      end
+    end
+    set('phase', phase)
+    set('reason', reason)
+  end
+end
+
+-- After a clock step or an outage nobody had the chance to renew: everyone gets a full term again.
+local function rebase()
+  emit('ClockStepped', 'from_ms', digits(S.clock_ms))
+  if S.lease_id ~= '' then
+    set('deadline_ms', now + (S.confirmed == '1' and S.lease_ms or WAITER_TTL_MS))
+    set('renewed_at_ms', now)
+  end
+  if S.owner ~= '' then
+    set('owner_deadline_ms', now + OWNER_MS)
+  end
+  if S.swap_id ~= 0 then
+    set('swap_deadline_ms', now + S.swap_budget_ms)
+  end
+  for _, waiter in ipairs(redis.call('ZRANGE', alive_key, 0, -1)) do
+    local ttl = tonumber(redis.call('HGET', waiters_key, waiter .. '/ttl_ms') or WAITER_TTL_MS)
+    redis.call('ZADD', alive_key, now + ttl, waiter)
+  end
+  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+    redis.call('ZADD', nodes_key, now + NODE_TTL_MS, node)
+  end
+end
+
+-- Reads the state. `frees` marks a script that must run even when the server is full: its first write deletes.
+local function begin(frees)
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  floor = tonumber(ARGV[1])
+  local values = redis.call('HMGET', state_key, unpack(FIELDS))
+  for i, field in ipairs(FIELDS) do
+    local value = values[i] or ''
+    if NUMBERS[field] then
+      value = tonumber(value) or 0
+    end
+    S[field] = value
+  end
+  if S.phase == '' then
+    S.phase = 'idle'
+  end
+  if frees then
+    redis.call('HDEL', state_key, '_')
+  end
+end
+
+-- First write of every mutating script, once its arguments have been found good.
+local function settle_clock()
+  if S.clock_ms > 0 and (now < S.clock_ms or now > S.clock_ms + CLOCK_JUMP_MS) then
+    rebase()
+  end
+  if floor > S.counter then
+    -- The caller knows more than the server: data was lost. Nobody is granted while the others come back.
+    set('counter', floor)
+    set('quiet_until_ms', now + math.max(S.lease_ms, LEASE_MS))
+    emit('StateLost', 'floor', digits(floor))
+  end
+end

@@ -1,0 +1,87 @@
+-- Granting, ending and reaping of leases. Needs group, waiters, residency.
+
+-- `caller` is the waiter whose own script this is: it reads the grant in the reply and needs no confirmation.
+-- `record.fresh` marks one that was never queued.
+local function grant(waiter, record, how, swap_ms, caller)
+  local direct = waiter == caller
+  local token = draw()
+  set('lease_id', waiter)
+  set('job', record.job)
+  set('host', record.host)
+  set('pid', record.pid)
+  set('start', record.start)
+  set('label', record.label)
+  set('lease_ms', tonumber(record.lease_ms))
+  set('token', token)
+  set('how', how)
+  set('swap_ms', swap_ms)
+  set('granted_at_ms', now)
+  set('renewed_at_ms', now)
+  set('confirmed', direct and '1' or '0')
+  if direct then
+    set('deadline_ms', now + S.lease_ms)
+  else
+    set('deadline_ms', tonumber(redis.call('ZSCORE', alive_key, waiter)))
+  end
+  if S.mode == 'served' then
+    redis.call('HSET', jobs_key, record.job .. '/residency', 'resident', record.job .. '/token', digits(token),
+      record.job .. '/last_granted_at_ms', digits(now))
+  end
+  if not record.fresh then
+    waiter_remove(waiter)
+  end
+  set_phase('held', '')
+  if not direct then
+    local key = grant_prefix .. waiter
+    redis.call('XADD', key, '*', 'kind', 'grant', 'token', digits(token), 'how', how, 'swap_ms', digits(swap_ms))
+    redis.call('EXPIRE', key, GRANT_KEEP_S)
+  end
+  emit('LeaseGranted', 'job', record.job, 'waiter', waiter, 'token', digits(token), 'how', how, 'host', record.host,
+    'pid', record.pid, 'label', record.label, 'waited_ms', digits(now - (tonumber(record.enqueued_at_ms) or now)),
+    'swap_ms', digits(swap_ms))
+end
+
+local function clear_lease()
+  set('lease_id', '')
+  set('job', '')
+  set('host', '')
+  set('pid', '')
+  set('start', '')
+  set('label', '')
+  set('confirmed', '')
+  set('deadline_ms', 0)
+  set('changed_ms', now)
+  set_phase('idle', '')
+end
+
+local function end_lease(kind, ...)
+  local job, held = S.job, math.max(now - S.granted_at_ms, 0)
+  emit(kind, 'job', job, 'waiter', S.lease_id, 'token', digits(S.token), 'held_ms', digits(held), 'label', S.label, ...)
+  if S.mode == 'served' then
+    redis.call('HINCRBY', jobs_key, job .. '/usage_ms', digits(held))
+  end
+  clear_lease()
+end
+
+-- A holder that is gone without a word: its state must be proved out before anybody is granted.
+local function reclaim(why)
+  local job, confirmed = S.job, S.confirmed == '1'
+  if confirmed then
+    end_lease('LeaseReclaimed', 'why', why)
+    if S.mode == 'served' then
+      set('evict', job)
+    end
+  else
+    end_lease('GrantExpired') -- no body ran: nothing to reclaim
+  end
+end
+
+local function reap()
+  if S.lease_id ~= '' and S.deadline_ms < now then
+    reclaim('expired')
+  end
+  for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', alive_key, '-inf', '(' .. digits(now), 'LIMIT', 0, 64)) do
+    emit('WaiterReaped', 'waiter', waiter, 'job', redis.call('HGET', waiters_key, waiter .. '/job') or '')
+    waiter_remove(waiter)
+  end
+end

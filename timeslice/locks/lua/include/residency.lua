@@ -1,0 +1,54 @@
+-- Where jobs' device state is. Members hold what agents observed, jobs what follows from it for the group.
+local OUT = { [''] = true, absent = true, gone = true, suspended = true }
+
+-- job -> residency, for jobs that are not known to be out.
+local function residency_of_jobs()
+  local found = {}
+  local flat = redis.call('HGETALL', jobs_key)
+  for i = 1, #flat, 2 do
+    local job = string.match(flat[i], '^(.*)/residency$')
+    if job then
+      found[job] = flat[i + 1]
+    end
+  end
+  return found
+end
+
+local JOB_FIELDS = { 'residency', 'bytes', 'usage_ms', 'last_granted_at_ms', 'token' }
+
+local function job_forget(job)
+  for _, field in ipairs(JOB_FIELDS) do
+    redis.call('HDEL', jobs_key, job .. '/' .. field)
+  end
+end
+
+-- Derives a job's residency from what the nodes observed: one doubtful node makes the whole doubtful.
+local function job_recompute(job)
+  local seen, bytes = {}, 0
+  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+    local at = node .. '/' .. job .. '/'
+    local observed = redis.call('HMGET', members_key, at .. 'state', at .. 'bytes')
+    if observed[1] then
+      seen[observed[1]] = true
+      bytes = bytes + (tonumber(observed[2]) or 0)
+    end
+  end
+  local residency
+  if seen.faulted then
+    residency = 'faulted'
+  elseif seen.suspending then
+    residency = 'suspending'
+  elseif seen.restoring or (seen.resident and seen.suspended) then
+    residency = 'restoring'
+  elseif seen.resident then
+    residency = 'resident'
+  elseif seen.suspended then
+    residency = 'suspended'
+  end
+  if residency then
+    redis.call('HSET', jobs_key, job .. '/residency', residency, job .. '/bytes', digits(bytes))
+  else
+    job_forget(job)
+  end
+  return residency
+end

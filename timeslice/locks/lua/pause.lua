@@ -1,0 +1,22 @@
+--[[
+Stops or resumes granting. The holder keeps what it has; queueing goes on.
+ARGV  1 floor  2 '1' pause, '0' resume  3 by whom
+Reply ok phase
+Events GroupPaused, GroupResumed, and what advance emits
+--]]
+-- @include group waiters residency lease advance
+local pause = ARGV[2] == '1'
+
+begin(true)
+settle_clock()
+if pause and S.paused == '' then
+  set('paused', 'paused by ' .. ARGV[3])
+  emit('GroupPaused', 'by', ARGV[3])
+elseif not pause and S.paused ~= '' then
+  set('paused', '')
+  emit('GroupResumed', 'by', ARGV[3])
+end
+reap()
+advance()
+save()
+return { 'ok', S.phase }

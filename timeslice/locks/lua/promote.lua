@@ -1,0 +1,55 @@
+--[[
+Ends a swap that went well and grants its waiter; if that one has gone, its job's next; else whoever is next.
+ARGV  1 floor  2 swap  3 epoch  4 how (first load | restored | no-op)
+Reply ok waiter (or '') | stale counter | open node | crowded job
+Events SwapFinished, LeaseGranted
+--]]
+-- @include group waiters residency lease advance
+local how = ARGV[4]
+
+begin(true)
+if S.swap_id ~= tonumber(ARGV[2]) or S.owner_epoch ~= tonumber(ARGV[3]) then
+  return { 'stale', S.counter }
+end
+for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+  local at = node .. '/@/'
+  local seen = redis.call('HMGET', members_key, at .. 'swap', at .. 'step')
+  if seen[1] ~= ARGV[2] or seen[2] ~= 'done' then
+    return { 'open', node }
+  end
+end
+for other, where in pairs(residency_of_jobs()) do
+  if other ~= S.swap_job and not OUT[where] then
+    return { 'crowded', other }
+  end
+end
+settle_clock()
+local waiter, job, took = S.swap_waiter, S.swap_job, now - S.swap_since_ms
+emit('SwapFinished', 'swap', ARGV[2], 'job', job, 'how', how, 'swap_ms', digits(took))
+set('evict', '')
+set('changed_ms', now)
+clear_swap()
+reap()
+if is_closed() then
+  advance()
+  save()
+  return { 'ok', '' }
+end
+if job ~= '' then
+  local candidates = redis.call('ZRANGE', queue_key, 0, -1)
+  table.insert(candidates, 1, waiter)
+  for _, candidate in ipairs(candidates) do
+    if redis.call('ZSCORE', queue_key, candidate) and redis.call('ZSCORE', alive_key, candidate) then
+      local record = waiter_get(candidate)
+      if record.job == job then
+        grant(candidate, record, how, took)
+        break
+      end
+    end
+  end
+end
+if S.lease_id == '' then
+  advance()
+end
+save()
+return { 'ok', S.lease_id }

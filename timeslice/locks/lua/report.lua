@@ -1,0 +1,59 @@
+--[[
+An agent tells what it sees outside of a swap: residency after a probe, and processes that ended.
+ARGV  1 floor  2 node  3 seen: the counter it knew before it looked  4 number of jobs
+      then per job: job state bytes(host) device_bytes backend unheld (1: on the device without a hold)
+      then per process that ended: job pid start
+Reply ok counter ignored (jobs whose news came at a bad time: report them again)
+Events JobGone, JobUnheld, LeaseReclaimed, and what advance emits
+--]]
+-- @include group waiters residency lease advance
+local OUT_OF_PLACE = { resident = true, faulted = true } -- never too late to say
+local node, seen, count = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+
+begin(true)
+settle_clock()
+local ignored = 0
+for n = 0, count - 1 do
+  local i = 5 + n * 6
+  local job, state, at = ARGV[i], ARGV[i + 1], node .. '/' .. ARGV[i] .. '/'
+  local record = redis.call('HMGET', jobs_key, job .. '/token', job .. '/residency')
+  local before = redis.call('HMGET', members_key, at .. 'state', at .. 'unheld')
+  -- What was granted after the look may have loaded since: an older look can't lower it. A job that is being
+  -- swapped is told of by the steps of its swap.
+  local stale = (tonumber(record[1]) or 0) > seen or (S.lease_id ~= '' and S.job == job)
+    or (S.swap_id ~= 0 and (S.swap_job == job or not OUT[record[2] or '']))
+  local out = state == 'gone' or state == 'absent'
+  if stale and not OUT_OF_PLACE[state] then
+    ignored = ignored + 1
+  else
+    if out then
+      redis.call('HDEL', members_key, at .. 'state', at .. 'bytes', at .. 'device_bytes', at .. 'backend', at .. 'unheld')
+    else
+      redis.call('HSET', members_key, at .. 'state', state, at .. 'bytes', ARGV[i + 2], at .. 'device_bytes', ARGV[i + 3],
+        at .. 'backend', ARGV[i + 4], at .. 'unheld', ARGV[i + 5])
+      if ARGV[i + 5] == '1' and before[2] ~= '1' then
+        emit('JobUnheld', 'node', node, 'job', job, 'device_bytes', ARGV[i + 3])
+      end
+    end
+    if state ~= (before[1] or '') then
+      set('changed_ms', now)
+      if state == 'gone' then
+        emit('JobGone', 'node', node, 'job', job)
+      end
+    end
+    if not (S.lease_id ~= '' and S.job == job) then
+      job_recompute(job)
+    end
+  end
+end
+for i = 5 + count * 6, #ARGV, 3 do
+  local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid)
+  if S.lease_id ~= '' and S.job == job and S.host == node and S.pid == pid and S.start == start then
+    reclaim('its process ended')
+  end
+end
+reap()
+advance()
+save()
+return { 'ok', S.counter, ignored }

@@ -1,0 +1,42 @@
+"""A call as a value, and what all the verbs' modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from timeslice.errors import StaleCommandError
+from timeslice.locks.keys import GroupKeys
+from timeslice.locks.loader import Script, load
+
+T = TypeVar("T")
+Arg = str | int
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One script call. Safe to send twice: every verb answers a repeat like the first."""
+
+    script: Script
+    keys: tuple[str, ...]
+    args: tuple[Arg, ...]
+    parse: Callable[[list[Any]], T]
+
+
+def text(value: Any) -> str:
+    """A reply element as str, whatever ``decode_responses`` was."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def make_call(name: str, group: GroupKeys, args: Sequence[Arg], parse: Callable[[list[Any]], T]) -> Call[T]:
+    return Call(load(name), group.all, tuple(args), parse)
+
+
+def check_fresh(group: GroupKeys, swap: int, reply: list[Any]) -> None:
+    if text(reply[0]) == "stale":
+        raise StaleCommandError(
+            f"group {group.name}: swap {swap} is no longer ours; another coordinator or swap took its place",
+            group=group.name,
+            token=int(reply[1]),
+        )

@@ -1,0 +1,156 @@
+"""Verbs of a client: acquire, renew, yield, cancel, register."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from timeslice.errors import GroupModeError
+from timeslice.locks.keys import GroupKeys
+from timeslice.locks.scripts.base import Call, make_call, text
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a waiter asks for. ``waiter`` is made before anything is sent and becomes the lease id."""
+
+    waiter: str
+    job: str
+    host: str
+    pid: int
+    start: int  # the process's start time, so that a reused pid is never taken for it
+    priority: int = 0  # -100 (last) to 100 (first)
+    label: str = ""  # the job's phase, for people
+    lease_ms: int = 30_000
+    ttl_ms: int = 15_000
+    lock_only: bool = False
+
+
+@dataclass(frozen=True)
+class Granted:
+    token: int
+    how: str  # "no-op", "first load", "restored"
+    swap_ms: int
+    counter: int
+    mode: str  # "served" or "lock"
+    registered: bool  # False: the agents of this host don't know this process yet
+
+
+@dataclass(frozen=True)
+class Queued:
+    position: int  # 0 is next
+    score: str
+    phase: str
+    reason: str
+    holder: str
+    holder_ms: int  # what is left of the holder's lease
+    counter: int
+    mode: str  # "" while nobody declared or serves the group
+    registered: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    """This waiter was cancelled or has yielded already."""
+
+
+def acquire(group: GroupKeys, request: Request, *, floor: int = 0, score: str = "") -> Call[Granted | Queued | Ended]:
+    """Ask for the group, or refresh the wait (same waiter id). ``score`` re-enters at an earlier place."""
+
+    def parse(reply: list[Any]) -> Granted | Queued | Ended:
+        kind = text(reply[0])
+        if kind == "granted":
+            return Granted(int(reply[1]), text(reply[2]), int(reply[3]), int(reply[4]), text(reply[5]), bool(reply[6]))
+        if kind == "queued":
+            return Queued(
+                int(reply[1]),
+                text(reply[2]),
+                text(reply[3]),
+                text(reply[4]),
+                text(reply[5]),
+                int(reply[6]),
+                int(reply[7]),
+                text(reply[8]),
+                bool(reply[9]),
+            )
+        if kind == "mode":
+            raise GroupModeError(
+                f"group {group.name} is {text(reply[1])}, not lock-only: agents swap device state there. "
+                "Leave lock_only out, or use another group name.",
+                group=group.name,
+                job=request.job,
+            )
+        return Ended()
+
+    r = request
+    mode = "lock" if r.lock_only else ""
+    args = (
+        floor, r.waiter, r.job, r.host, r.pid, r.start, r.priority, r.label, r.lease_ms, r.ttl_ms, mode, score,
+    )  # fmt: skip
+    return make_call("acquire", group, args, parse)
+
+
+@dataclass(frozen=True)
+class Renewed:
+    counter: int
+    pending: int  # how many wait
+
+
+@dataclass(frozen=True)
+class Lost:
+    holder: str  # job that holds now, or ""
+    token: int
+    counter: int
+
+
+def renew(
+    group: GroupKeys, request: Request, token: int, *, floor: int = 0, mode: str = "served"
+) -> Call[Renewed | Lost]:
+    """Renew the lease; the first renewal confirms a grant that came by the stream."""
+
+    def parse(reply: list[Any]) -> Renewed | Lost:
+        if text(reply[0]) == "ok":
+            return Renewed(int(reply[2]), int(reply[3]))
+        return Lost(text(reply[1]), int(reply[2]), int(reply[3]))
+
+    r = request
+    args = (floor, r.waiter, token, r.job, r.host, r.pid, r.start, r.lease_ms, r.label, mode)
+    return make_call("renew", group, args, parse)
+
+
+@dataclass(frozen=True)
+class Yielded:
+    pending: int
+    kept: bool  # nobody waited: the state stays on the device
+    counter: int
+
+
+@dataclass(frozen=True)
+class NotHolder:
+    holder: str
+    token: int
+
+
+def yield_(group: GroupKeys, lease_id: str, token: int | None, *, floor: int = 0) -> Call[Yielded | NotHolder]:
+    """Give the group up. ``token`` None is an operator who yields for a job."""
+
+    def parse(reply: list[Any]) -> Yielded | NotHolder:
+        if text(reply[0]) == "ok":
+            return Yielded(int(reply[1]), bool(reply[2]), int(reply[3]))
+        return NotHolder(text(reply[1]), int(reply[2]))
+
+    return make_call("yield", group, (floor, lease_id, "" if token is None else token), parse)
+
+
+def cancel(group: GroupKeys, waiter: str, *, by: str = "client", floor: int = 0) -> Call[str]:
+    """Withdraw a waiter. Returns what it was: ``queued``, ``granted``, ``unknown``, or ``holds`` (refused)."""
+
+    def parse(reply: list[Any]) -> str:
+        return "holds" if text(reply[0]) == "holds" else text(reply[1])
+
+    return make_call("cancel", group, (floor, waiter, by), parse)
+
+
+def register(group: GroupKeys, job: str, host: str, pid: int, record: str, *, floor: int = 0) -> Call[bool]:
+    """Note a process of a job as a target of its node's agent. False: no agent of that node serves the group."""
+    return make_call("register", group, (floor, job, host, pid, record), lambda reply: text(reply[0]) == "ok")
