@@ -15,9 +15,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
-from timeslice.models import Residency, Target
+from timeslice.models import ChannelAnswer, ChannelCommand, Residency, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,35 @@ class DeviceMemory:
     holders: tuple[tuple[int, int], ...] = ()  # (pid, bytes), where the backend can tell
 
 
+class Channel(Protocol):
+    """How a backend reaches an in-process workload. The agent brings the implementation."""
+
+    async def ask(self, job: str, process: str, command: ChannelCommand, *, deadline_s: float) -> ChannelAnswer:
+        """Send a command and wait for its answer. The same id gets the same answer. TimeoutError after the deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a backend is made with."""
+
+    group: str
+    node: str
+    devices: tuple[Path, ...] = ()  # folders of emulated devices of this group on this node
+    channel: Channel | None = None
+    options: dict[str, str] = field(default_factory=dict)  # of the agent's ``--backend name:key=value,...``
+
+
 class Backend(ABC):
-    """One way of moving a job's device state to host memory and back. One instance serves one group of one agent."""
+    """One way of moving a job's device state to host memory and back. One instance serves one group of one agent.
+
+    Constructed as ``BackendClass(context)``; found by its entry point in the group ``timeslice.backends``.
+    """
 
     name: str
+
+    @abstractmethod
+    def __init__(self, context: Context) -> None:
+        """Raises BackendError(unsupported) with a remedy when this node can't run the backend at all."""
 
     @abstractmethod
     def capabilities(self) -> Capabilities:

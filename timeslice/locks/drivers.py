@@ -14,7 +14,9 @@ import redis.asyncio
 
 from timeslice.locks.connection import connect, connect_async, explain, is_transient
 from timeslice.locks.flows import Entries, Op, Wait
+from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import Call, text
+from timeslice.locks.view import GroupView, parse_group, queue_commands
 from timeslice.settings import redact_url
 
 T = TypeVar("T")
@@ -75,6 +77,16 @@ class SyncDriver:
                     raise explain(error, redact_url(self.url)) from error
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def view(self, group: GroupKeys) -> GroupView:
+        """The group as one consistent picture."""
+
+        def attempt() -> Any:
+            with self.client.pipeline(transaction=True) as pipeline:
+                queue_commands(pipeline, group)
+                return pipeline.execute()
+
+        return parse_group(group, self.retry(attempt))
 
     def wait(self, wait: Wait) -> Entries:
         """Block on a stream of one's own for at most ``wait.ms``."""
@@ -151,6 +163,14 @@ class AsyncDriver:
                     raise explain(error, redact_url(self.url)) from error
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def view(self, group: GroupKeys) -> GroupView:
+        async def attempt() -> Any:
+            async with self.client.pipeline(transaction=True) as pipeline:
+                queue_commands(pipeline, group)
+                return await pipeline.execute()
+
+        return parse_group(group, await self.retry(attempt))
 
     async def wait(self, wait: Wait) -> Entries:
         client = self._idle.pop() if self._idle else connect_async(self.url, block_s=LONGEST_BLOCK_S, single=True)

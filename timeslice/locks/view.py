@@ -1,0 +1,259 @@
+"""Reading a group as one consistent picture. For people, coordinators and agents; never part of a decision that a
+script should take."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from timeslice.errors import UsageError
+from timeslice.locks.keys import GroupKeys
+from timeslice.locks.scripts import text
+from timeslice.models import GroupConfig
+
+
+@dataclass(frozen=True)
+class WaiterView:
+    """One queued request, in service order."""
+
+    waiter: str
+    job: str
+    host: str
+    pid: int
+    priority: int
+    label: str
+    waited_s: float
+    deferred: str  # why it is passed over now, or ""
+    alive: bool
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """What one node's agent last observed of one job."""
+
+    node: str
+    job: str
+    state: str
+    host_bytes: int
+    device_bytes: int
+    backend: str
+    unheld: bool  # on the device without a hold
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node of the group, and how far it is with the current or last swap."""
+
+    node: str
+    alive: bool
+    heartbeat_age_s: float  # negative: its deadline is still to come
+    swap: int
+    step: str  # begun prepare, prepared, begun commit, done, failed, begun rollback, rolled back
+    kind: str
+    error: str
+
+
+@dataclass(frozen=True)
+class JobView:
+    job: str
+    residency: str
+    host_bytes: int
+    usage_s: float
+    last_granted_s: float  # seconds ago
+    token: int
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """One group at one moment of the server's clock."""
+
+    name: str
+    now_ms: int
+    state: dict[str, str]
+    queue: tuple[WaiterView, ...]
+    jobs: dict[str, JobView]
+    members: tuple[MemberView, ...]
+    nodes: dict[str, NodeView]
+    config: GroupConfig
+    targets: dict[str, str] = field(default_factory=dict)
+
+    def number(self, name: str) -> int:
+        return int(self.state.get(name) or 0)
+
+    @property
+    def exists(self) -> bool:
+        return bool(self.state or self.queue)
+
+    @property
+    def mode(self) -> str:
+        return self.state.get("mode", "")
+
+    @property
+    def phase(self) -> str:
+        return self.state.get("phase") or "idle"
+
+    @property
+    def reason(self) -> str:
+        """Why the group is in this phase, with times in words."""
+        reason = self.state.get("reason", "")
+        return re.sub(r"@(\d+)(?:\.\d+)?", lambda m: when(int(m[1])), reason)
+
+    @property
+    def since_s(self) -> float:
+        since = self.number("since_ms")
+        return (self.now_ms - since) / 1000 if since else 0.0
+
+    @property
+    def holder(self) -> str:
+        """The job that holds a lease whose time has not passed, or ''."""
+        live = self.state.get("lease_id") and self.number("deadline_ms") >= self.now_ms
+        return self.state.get("job", "") if live else ""
+
+    @property
+    def swap(self) -> int:
+        return self.number("swap_id")
+
+    @property
+    def epoch(self) -> int:
+        return self.number("owner_epoch")
+
+    @property
+    def counter(self) -> int:
+        return self.number("counter")
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """Jobs that are or may be on the device."""
+        out = {"", "absent", "gone", "suspended"}
+        return tuple(sorted(job.job for job in self.jobs.values() if job.residency not in out))
+
+
+def when(ms: int) -> str:
+    """A server time for people, in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def queue_commands(pipeline: Any, keys: GroupKeys) -> None:
+    """Put the reads of one group into a MULTI pipeline of redis-py, sync or asyncio."""
+    pipeline.time()
+    pipeline.hgetall(keys.state)
+    pipeline.zrange(keys.queue, 0, -1)
+    pipeline.hgetall(keys.waiters)
+    pipeline.zrange(keys.alive, 0, -1, withscores=True)
+    pipeline.hgetall(keys.jobs)
+    pipeline.hgetall(keys.members)
+    pipeline.zrange(keys.nodes, 0, -1, withscores=True)
+    pipeline.hgetall(keys.config)
+    pipeline.hgetall(keys.targets)
+
+
+def _strings(flat: dict[Any, Any]) -> dict[str, str]:
+    return {text(k): text(v) for k, v in flat.items()}
+
+
+def _nested(flat: dict[Any, Any], depth: int) -> dict[tuple[str, ...], dict[str, str]]:
+    """Fields ``a/b/name`` grouped by their first ``depth`` parts."""
+    found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for name, value in _strings(flat).items():
+        parts = name.split("/", depth)
+        if len(parts) == depth + 1:
+            found[tuple(parts[:-1])][parts[-1]] = value
+    return found
+
+
+def _int(record: dict[str, str], name: str) -> int:
+    value = record.get(name, "")
+    return int(value) if value.lstrip("-").isdigit() else 0
+
+
+def parse_config(name: str, flat: dict[str, str]) -> GroupConfig:
+    """Settings as stored. Raises UsageError naming the field that is wrong."""
+    try:
+        return GroupConfig.model_validate(flat)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            f"group {name}: setting {where}: {first['msg']} (got {first['input']!r}); see: timeslice group set --help",
+            group=name,
+        ) from error
+
+
+def parse_group(keys: GroupKeys, replies: list[Any]) -> GroupView:
+    """The picture from the replies to ``queue_commands``."""
+    stamp, state, queue, waiters, alive, jobs, members, nodes, config, targets = replies
+    now = int(stamp[0]) * 1000 + int(stamp[1]) // 1000
+    deadlines = {text(member): float(score) for member, score in alive}
+    records = _nested(waiters, 1)
+    observed = _nested(members, 2)
+    return GroupView(
+        name=keys.name,
+        now_ms=now,
+        state=_strings(state),
+        queue=tuple(_waiter(text(w), records.get((text(w),), {}), deadlines, now) for w in queue),
+        jobs={job: _job(job, record, now) for (job,), record in _nested(jobs, 1).items()},
+        members=tuple(_member(node, job, record) for (node, job), record in sorted(observed.items()) if job != "@"),
+        nodes={
+            text(node): _node(text(node), float(score), observed.get((text(node), "@"), {}), now)
+            for node, score in nodes
+        },
+        config=parse_config(keys.name, _strings(config)),
+        targets=_strings(targets),
+    )
+
+
+def _waiter(waiter: str, record: dict[str, str], deadlines: dict[str, float], now: int) -> WaiterView:
+    enqueued = _int(record, "enqueued_at_ms")
+    until = _int(record, "deferred_until_ms")
+    return WaiterView(
+        waiter=waiter,
+        job=record.get("job", ""),
+        host=record.get("host", ""),
+        pid=_int(record, "pid"),
+        priority=_int(record, "priority"),
+        label=record.get("label", ""),
+        waited_s=(now - enqueued) / 1000 if enqueued else 0.0,
+        deferred=record.get("deferred", "") if until > now else "",
+        alive=deadlines.get(waiter, 0) >= now,
+    )
+
+
+def _job(job: str, record: dict[str, str], now: int) -> JobView:
+    granted = _int(record, "last_granted_at_ms")
+    return JobView(
+        job=job,
+        residency=record.get("residency", "absent"),
+        host_bytes=_int(record, "bytes"),
+        usage_s=_int(record, "usage_ms") / 1000,
+        last_granted_s=(now - granted) / 1000 if granted else 0.0,
+        token=_int(record, "token"),
+    )
+
+
+def _member(node: str, job: str, record: dict[str, str]) -> MemberView:
+    return MemberView(
+        node=node,
+        job=job,
+        state=record.get("state", "absent"),
+        host_bytes=_int(record, "bytes"),
+        device_bytes=_int(record, "device_bytes"),
+        backend=record.get("backend", ""),
+        unheld=record.get("unheld") == "1",
+    )
+
+
+def _node(node: str, deadline: float, record: dict[str, str], now: int) -> NodeView:
+    return NodeView(
+        node=node,
+        alive=deadline >= now,
+        heartbeat_age_s=(now - deadline) / 1000,
+        swap=_int(record, "swap"),
+        step=record.get("step", ""),
+        kind=record.get("kind", ""),
+        error=record.get("error", ""),
+    )
