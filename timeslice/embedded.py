@@ -8,6 +8,7 @@ The server must not outlive the process that started it, not even after ``kill -
 setting it needs ``preexec_fn`` (unsafe with threads), and only Linux has it.
 So a guard process, one line of shell, reads a pipe whose other end we hold:
 when the pipe closes, for whatever reason, it stops the server.
+(A child that was forked without exec holds the pipe too: the server then lives as long as that child.)
 """
 
 from __future__ import annotations
