@@ -4,7 +4,8 @@ Without the right to mount, a pool under ``/dev/shm`` with its own accounting (`
 is advisory: it binds whoever asks through this package, nobody else.
 """
 
-# ruff: noqa: PTH  (pathlib knows no dir_fd and no descriptors, and would cost the command start-up time)
+# pathlib knows no dir_fd and no descriptors, and would cost the command start-up time.
+# ruff: noqa: PTH102, PTH103, PTH106, PTH108, PTH112, PTH115, PTH118, PTH120, PTH208, PTH211
 from __future__ import annotations
 
 import errno

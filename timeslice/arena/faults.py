@@ -23,7 +23,8 @@ Calls are counted per rule and target process. The counters live in the target's
 operator's process and end with the target.
 """
 
-# ruff: noqa: PTH  (pathlib knows no dir_fd and no descriptors, and would cost the command start-up time)
+# pathlib knows no dir_fd and no descriptors, and would cost the command start-up time.
+# ruff: noqa: PTH123
 from __future__ import annotations
 
 import os

@@ -22,7 +22,6 @@ from timeslice.arena.control import (
 )
 from timeslice.arena.device import PAGE, Device
 from timeslice.arena.errors import ArenaStateError
-from timeslice.arena.ledger import Owner
 from timeslice.arena.process import Target
 from timeslice.errors import UsageError
 
@@ -63,7 +62,7 @@ class Arena:
         self._pid = me.pid
         self._control = ControlBlock.create()
         ident = os.fstat(self._control.fd).st_ino
-        self._owner = Owner(me.pid, me.start_time, ident)
+        self._owner = (me.pid, me.start_time, ident)
         self._control.write(
             Record(me.pid, me.start_time, ident, self.device.path, label, advisory=self.device.advisory)
         )

@@ -5,7 +5,8 @@ where the caller keeps everything quiet). All state is in the target's control b
 and die: each step is written down before it is taken, and whoever comes next puts right what is half done.
 """
 
-# ruff: noqa: PTH  (pathlib knows no dir_fd and no descriptors, and would cost the command start-up time)
+# pathlib knows no dir_fd and no descriptors, and would cost the command start-up time.
+# ruff: noqa: PTH118
 from __future__ import annotations
 
 import os
@@ -192,6 +193,8 @@ def _checkpoint(opened: Session) -> int:
             plan.progress(total),
         )
         plan.at("copied")
+        if not opened.process.itself and not opened.process.is_stopped():
+            raise ArenaBusyError(f"somebody continued process {opened.process.pid} during the copy; try again")
         _set(arenas, state=CHECKPOINTED, step=FREEING_LATE if plan.lies or plan.late else FREEING)
         plan.at("recorded")
         if plan.late:
@@ -267,10 +270,6 @@ def _spawn_free_late(opened: Session, seconds: str) -> None:
     import subprocess
     import sys
 
-    subprocess.Popen(
-        [sys.executable, "-m", "timeslice.arena.tool", "--free-late", seconds, "--pid", str(opened.process.pid)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    tool = [sys.executable, "-m", "timeslice.arena.tool", "--free-late", seconds, "--pid", str(opened.process.pid)]
+    # By way of a shell, so that it is nobody's child here and keeps none of the caller's pipes open.
+    subprocess.run(["/bin/sh", "-c", '"$@" >/dev/null 2>&1 </dev/null &', "sh", *tool], check=True)

@@ -3,7 +3,8 @@
 A process id alone may be reused between two looks; an open /proc folder and a pidfd never point to a successor.
 """
 
-# ruff: noqa: PTH  (pathlib knows no dir_fd and no descriptors, and would cost the command start-up time)
+# pathlib knows no dir_fd and no descriptors, and would cost the command start-up time.
+# ruff: noqa: PTH123, PTH208
 from __future__ import annotations
 
 import os

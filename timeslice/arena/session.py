@@ -1,6 +1,5 @@
 """One operator's exclusive look at the arenas of one process: opened, locked, and put right if somebody died."""
 
-# ruff: noqa: PTH  (pathlib knows no dir_fd and no descriptors, and would cost the command start-up time)
 from __future__ import annotations
 
 import os
@@ -49,7 +48,7 @@ class OpenArena:
 
     @property
     def owner(self) -> Owner:
-        return Owner(self._process.pid, self._process.start_time, self.record.arena)
+        return self._process.pid, self._process.start_time, self.record.arena
 
     def device(self) -> Device:
         return Device.open(self.record.device)
@@ -72,6 +71,10 @@ class OpenArena:
     def on_device(self) -> int:
         """Bytes it has on the device now, measured."""
         return sum(os.fstat(fd).st_blocks * 512 for fd in self.device_fds())
+
+    def on_host(self) -> int:
+        """Bytes of host memory behind its saved copies, measured."""
+        return sum(os.fstat(self.host_fd(piece)).st_blocks * 512 for piece in self.record.allocations)
 
     def release(self) -> None:
         """Take everything off the device. Harmless when it is off already."""
@@ -191,10 +194,7 @@ def session(
     with ExitStack() as stack:
         try:
             process = stack.enter_context(HeldProcess(target if isinstance(target, Target) else Target(target)))
-            if only is None:
-                arenas = open_arenas(process)
-            else:
-                arenas = _open_arena(process, only, _memfd_filesystem())
+            arenas = open_arenas(process) if only is None else _open_arena(process, only, _memfd_filesystem())
         except PermissionError as error:
             raise NotAllowedError(
                 f"no right to work on process {target}; run as its user or as root ({error.strerror})"
