@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import stat
+from binascii import crc32
 
 from timeslice.arena.errors import DeviceInUseError, DeviceOutOfMemoryError, NotADeviceError, mib
 from timeslice.arena.ledger import Ledger, Owner
@@ -197,8 +198,6 @@ def _unmount(folder: str, force: bool) -> None:
 
 
 def _make_pool(folder: str, *, warn: bool) -> str:
-    from binascii import crc32
-
     pool = os.path.join(SHM, f"timeslice-{os.geteuid()}-{crc32(os.fsencode(folder)):08x}")
     try:
         os.mkdir(pool, 0o700)

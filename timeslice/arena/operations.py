@@ -122,8 +122,11 @@ def unlock_arena(control_fd: int) -> None:
         _unlock(opened)
 
 
-def free_late(target: Target | int) -> None:
+def free_late(target: Target, seconds: float) -> None:
     """Second half of a checkpoint that lied about having freed the memory already (fault ``late``)."""
+    with HeldProcess(target) as process:
+        if process.wait_for_end(seconds):
+            return
     with session(target, timeout=DEFAULT_TIMEOUT_MS / 1000, visible=visible_devices()) as opened:
         for arena in opened.arenas:
             if (arena.record.state, arena.record.step) == (CHECKPOINTED, FREEING_LATE):
@@ -193,8 +196,7 @@ def _checkpoint(opened: Session) -> int:
             plan.progress(total),
         )
         plan.at("copied")
-        if not opened.process.itself and not opened.process.is_stopped():
-            raise ArenaBusyError(f"somebody continued process {opened.process.pid} during the copy; try again")
+        _check_still_stopped(opened)
         _set(arenas, state=CHECKPOINTED, step=FREEING_LATE if plan.lies or plan.late else FREEING)
         plan.at("recorded")
         if plan.late:
@@ -209,6 +211,11 @@ def _checkpoint(opened: Session) -> int:
         opened.put_right()
         raise
     return total
+
+
+def _check_still_stopped(opened: Session) -> None:
+    if not opened.process.itself and not opened.process.is_stopped():
+        raise ArenaBusyError(f"somebody continued process {opened.process.pid} during the copy; try again")
 
 
 def _restore(opened: Session) -> int:

@@ -8,6 +8,7 @@ A process id alone may be reused between two looks; an open /proc folder and a p
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
 import time
@@ -194,6 +195,10 @@ class HeldProcess:
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
+
+    def wait_for_end(self, timeout: float) -> bool:
+        """Wait for the process to end; False when it still runs after ``timeout``."""
+        return bool(select.select([self._pidfd], [], [], timeout)[0])
 
     def _signal(self, number: int) -> None:
         try:

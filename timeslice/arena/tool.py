@@ -105,10 +105,7 @@ def _run(operation: str, options: dict[str, str]) -> None:
     elif operation == "toggle":
         _toggle(target)
     elif operation == "free-late":
-        import time
-
-        time.sleep(float(options["free-late"]))
-        operations.free_late(target)
+        operations.free_late(target, float(options["free-late"]))
     elif options["action"] == "lock":
         operations.lock(target, int(options.get("timeout", operations.DEFAULT_TIMEOUT_MS)))
     else:
