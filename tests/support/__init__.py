@@ -1,0 +1,3 @@
+"""What several folders of tests share."""
+
+from __future__ import annotations

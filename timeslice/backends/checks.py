@@ -1,0 +1,45 @@
+"""What every backend checks before it touches a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from timeslice.arena.process import start_time_of
+from timeslice.backends.base import Capabilities, Job, Selection
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Target
+
+
+def fault(kind: FaultKind, job: Job, message: str) -> BackendError:
+    """A fault of one job on this node; the message starts with where and who."""
+    return BackendError(
+        f"group {job.group}, job {job.job}: {message}", kind=kind, group=job.group, job=job.job, node=job.node
+    )
+
+
+def is_alive(target: Target) -> bool:
+    """True while exactly this process runs: a later process of the same number is another one."""
+    return start_time_of(target.pid) == target.start
+
+
+def living(job: Job) -> list[Target]:
+    """The job's targets that still run. BackendError(unsupported) for one whose number means nothing here."""
+    here = str(Path("/proc/self/ns/pid").readlink())
+    for target in job.targets:
+        # Its number may be any other process's in our namespace: the worst mistake that a backend can make.
+        if target.pid_namespace not in ("", here):
+            raise fault(
+                FaultKind.UNSUPPORTED,
+                job,
+                f"process {target.pid} counts in PID namespace {target.pid_namespace}, the agent in {here}; "
+                "run the agent with the host's PID namespace, or in the job's",
+            )
+    return [target for target in job.targets if is_alive(target)]
+
+
+def check_selection(capabilities: Capabilities, job: Job, selection: Selection) -> None:
+    """Refuse what a backend that moves whole processes can't do, before anything is touched."""
+    if selection.mode not in capabilities.modes:
+        raise fault(FaultKind.UNSUPPORTED, job, f"mode {selection.mode} is not possible here; use offload")
+    if selection.tags:
+        raise fault(FaultKind.UNSUPPORTED, job, "this backend moves all of a process; leave the tags out")

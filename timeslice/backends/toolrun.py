@@ -1,0 +1,148 @@
+"""Runs a checkpoint tool as a process of its own, one a call, and never kills it.
+
+Killed in mid-operation, the driver and the target fall out of step for good. So a call that is overdue goes on in
+the background, is kept until it ends, and no second one is started on the same target meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import IO
+
+from timeslice.models import Target
+
+NO_CONTEXT = "initialization error"  # what the tool says of a process that has nothing on the device
+
+
+class State(StrEnum):
+    """What ``--get-state`` prints."""
+
+    RUNNING = "running"
+    LOCKED = "locked"
+    CHECKPOINTED = "checkpointed"
+
+
+class ToolFailedError(Exception):
+    """The tool ended with an error; the text is its own."""
+
+
+class ToolOverdueError(Exception):
+    """The tool has not ended in time, and goes on."""
+
+
+@dataclass(eq=False)
+class _Running:
+    words: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+    since: float = field(default_factory=time.monotonic)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def result(self) -> str:
+        self.out.seek(0)
+        self.err.seek(0)
+        out, err = (file.read(65536).decode(errors="replace").strip() for file in (self.out, self.err))
+        if self.process.returncode:
+            raise ToolFailedError(err or out or f"{self.words[0]} ended with exit status {self.process.returncode}")
+        return out
+
+
+class Tool:
+    """A program with cuda-checkpoint's flags. ``environment`` is added to this process's own."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = tuple(command)
+        self._environment = dict(environment)
+        self._running: dict[Target, _Running] = {}
+
+    async def state(self, target: Target, until: float) -> State | None:
+        """State of a target; None when it has no context on the device."""
+        try:
+            text = await self.run(target, ("--get-state",), until)
+        except ToolFailedError as error:
+            if NO_CONTEXT in str(error):
+                return None
+            raise
+        try:
+            return State(text)
+        except ValueError:
+            raise ToolFailedError(f"--get-state printed {text!r}, which is no state") from None
+
+    async def act(self, target: Target, action: str, until: float) -> None:
+        """One of lock, checkpoint, restore, unlock. A lock is told the time that is left, and given a little more."""
+        words: tuple[str, ...] = ("--action", action)
+        if action == "lock":
+            words += ("--timeout", str(max(1, int((until - time.monotonic()) * 1000))))
+            until += 2.0
+        await self.run(target, words, until)
+
+    async def run(self, target: Target, words: tuple[str, ...], until: float) -> str:
+        """What the tool prints. ``until`` is on the monotonic clock."""
+        if not await self.idle(target, until):
+            raise ToolOverdueError(self.overdue(target))
+        call = self._start(target, words)
+        if not await self._wait(call, until):
+            raise ToolOverdueError(self.overdue(target))
+        return call.result()
+
+    async def idle(self, target: Target, until: float) -> bool:
+        """True once no call works on this target any more; False when one still does at ``until``."""
+        call = self._running.get(target)
+        return call is None or await self._wait(call, until)
+
+    def overdue(self, target: Target) -> str:
+        """What is under way on this target, for people; empty when nothing is."""
+        if (call := self._running.get(target)) is None:
+            return ""
+        return (
+            f"{' '.join(call.words)} on process {target.pid} has not ended after {time.monotonic() - call.since:.1f} s "
+            f"(tool process {call.process.pid}). It must not be killed; if it never ends, end process {target.pid}"
+        )
+
+    def _start(self, target: Target, words: tuple[str, ...]) -> _Running:
+        # Files, not pipes: when this agent dies, the tool must not stumble over a pipe that nobody reads.
+        out, err = (os.fdopen(os.memfd_create("timeslice-tool"), "w+b") for _ in range(2))
+        process = subprocess.Popen(
+            [*self._command, *words, "--pid", str(target.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **self._environment},
+            start_new_session=True,  # a Ctrl-C at the agent's terminal is not for it
+        )
+        call = self._running[target] = _Running((self._command[0], *words), process, out, err)
+        _when_ended(process, lambda: self._end(target, call))
+        return call
+
+    def _end(self, target: Target, call: _Running) -> None:
+        call.process.wait()
+        del self._running[target]
+        call.ended.set()
+
+    @staticmethod
+    async def _wait(call: _Running, until: float) -> bool:
+        try:
+            await asyncio.wait_for(call.ended.wait(), until - time.monotonic())
+        except TimeoutError:
+            return False
+        return True
+
+
+def _when_ended(process: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
+    # asyncio's own subprocesses are killed when their loop closes, and a waiting thread would keep us from exiting.
+    loop = asyncio.get_running_loop()
+    pidfd = os.pidfd_open(process.pid)
+
+    def ended() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        then()
+
+    loop.add_reader(pidfd, ended)
