@@ -1,0 +1,1 @@
+"""Two reinforcement-learning jobs that share two emulated devices by turns, and what that gained."""

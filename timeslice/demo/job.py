@@ -1,0 +1,184 @@
+"""One job: generate on the samplers, have the answers verified, train on the trainers, again and again.
+
+Run as ``python -m timeslice.demo.job SPEC`` (JSON). It says ``ready`` in its log, waits for a line on standard input,
+and dies when standard input ends early, so that it never outlives who started it. Its state on a device is in an
+arena of that device and nowhere else. What travels between the devices goes through host memory: the rollouts to
+verifier and trainer, and the trained parameters from the end of one train phase to the start of the next generate
+phase; both transfers are made inside the phases and counted in their times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from pydantic import BaseModel
+
+from timeslice.arena import Arena
+from timeslice.demo.grpo import Allocate, Array, Rollouts, Sampler, Trainer, Work
+
+SAMPLERS, TRAINERS = "samplers", "trainers"
+GROUPS = (SAMPLERS, TRAINERS)
+
+Inside = Callable[[str, str, int], AbstractContextManager[object]]  # group, phase, step
+Verify = Callable[[int, Rollouts], Array]
+
+
+class Spec(BaseModel):
+    """What a job's process is told."""
+
+    job: str
+    work: Work
+    steps: int
+    devices: dict[str, Path]  # group -> folder of its emulated device
+    verifier: Path  # socket
+    log: Path
+    channel: bool  # register callbacks; else the agent moves the state from outside
+    wait_s: float  # longest wait for a group
+
+
+class Log:
+    """One line of JSON an entry. Times are of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, kind: str, **values: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, "at": time.monotonic(), **values}) + "\n")
+        self._file.flush()
+
+
+def allocator(arena: Arena) -> Allocate:
+    """Arrays in the memory of an arena."""
+
+    def allocate(shape: tuple[int, ...], dtype: Any) -> Array:
+        view = arena.allocate(math.prod(shape) * np.dtype(dtype).itemsize)
+        return np.frombuffer(view, dtype).reshape(shape)
+
+    return allocate
+
+
+class Job:
+    """A job's two halves. Each is loaded by its first phase; to be called only while the group is held."""
+
+    def __init__(self, work: Work, arenas: dict[str, Arena]) -> None:
+        self.work = work
+        self.arenas = arenas
+        self._sampler: Sampler | None = None
+        self._trainer: Trainer | None = None
+
+    def generate(self, step: int, trained: Array | None) -> Rollouts:
+        """Take over the parameters that the trainer sent, if any, and draw a batch."""
+        if self._sampler is None:
+            self._sampler = Sampler(self.work, allocator(self.arenas[SAMPLERS]))
+            self._sampler.load()
+        if trained is not None:
+            self._sampler.trained[:] = trained
+        return self._sampler.generate(step)
+
+    def train(self, rollouts: Rollouts, rewards: Array) -> Array:
+        """Update, and send the parameters."""
+        if self._trainer is None:
+            self._trainer = Trainer(self.work, allocator(self.arenas[TRAINERS]))
+            self._trainer.load()
+        return self._trainer.train(rollouts, rewards)
+
+
+def loop(job: Job, steps: int, verify: Verify, inside: Inside, log: Log) -> tuple[list[float], str]:
+    """All steps. Returns the mean reward of each, and the SHA-256 of the parameters at the end."""
+    rewards: list[float] = []
+    trained: Array | None = None
+    for step in range(steps):
+        with inside(SAMPLERS, "generate", step):
+            rollouts = job.generate(step, trained)
+        scores = verify(job.work.modulus, rollouts)
+        rewards.append(float(scores.mean()))
+        log.write("reward", step=step, reward=rewards[-1])
+        with inside(TRAINERS, "train", step):
+            trained = job.train(rollouts, scores)
+    assert trained is not None
+    return rewards, hashlib.sha256(trained.tobytes()).hexdigest()
+
+
+def holding(spec: Spec, log: Log) -> Inside:
+    """Phases inside a hold, logged with their times and tokens."""
+    import timeslice
+
+    @contextmanager
+    def inside(group: str, phase: str, step: int) -> Iterator[None]:
+        asked = time.monotonic()
+        log.write("asks", group=group, phase=phase, step=step)
+        with timeslice.hold(group, job=spec.job, phase=phase, timeout=spec.wait_s) as lease:
+            entered = time.monotonic()
+            log.write("enters", group=group, phase=phase, step=step)
+            yield
+            left = time.monotonic()
+        log.write(
+            "body",
+            group=group,
+            phase=phase,
+            step=step,
+            token=lease.fencing_token,
+            asked=asked,
+            entered=entered,
+            left=left,
+            waited_s=lease.grant.waited_s,
+            swap_s=lease.grant.swap_s,
+            how=lease.grant.how,
+        )
+
+    return inside
+
+
+def free(_group: str, _phase: str, _step: int) -> AbstractContextManager[object]:
+    """A phase without a hold."""
+    return nullcontext()
+
+
+def main(text: str) -> None:
+    """The process of one job."""
+    import timeslice
+    from timeslice.demo.verifier import Verifier
+
+    spec = Spec.model_validate_json(text)
+    arenas = {group: Arena(path, label=f"{spec.job}-{group}") for group, path in spec.devices.items()}
+    workloads = [
+        timeslice.register_arena(group, arena, job=spec.job) for group, arena in arenas.items() if spec.channel
+    ]
+    verifier = Verifier(spec.verifier)
+    with spec.log.open("w") as file:
+        log = Log(file)
+        log.write("ready", pid=os.getpid())
+        if not sys.stdin.readline():
+            return
+        threading.Thread(target=_die_with_starter, daemon=True).start()
+        log.write("begins")
+        try:
+            rewards, digest = loop(Job(spec.work, arenas), spec.steps, verifier.rewards, holding(spec, log), log)
+        finally:
+            log.write("ends")
+        sizes = {group: arena.bytes_allocated for group, arena in arenas.items()}
+        log.write("result", rewards=rewards, sha256=digest, bytes=sizes)
+    for workload in workloads:
+        workload.close()
+    verifier.close()
+
+
+def _die_with_starter() -> None:
+    while os.read(0, 64):  # not sys.stdin: a thread inside its lock would break the interpreter's own end
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
