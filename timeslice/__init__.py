@@ -1,1 +1,86 @@
-"""timeslice: independent RL jobs take turns on the same accelerators."""
+"""timeslice: independent RL jobs take turns on the same accelerators.
+
+The public names load when first used, so that importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from timeslice.client.aio import AsyncClient
+    from timeslice.client.compat import TimeSliceOrchestratorClient, on_accelerators
+    from timeslice.client.defaults import hold
+    from timeslice.client.lease import AsyncLease, Lease
+    from timeslice.client.sync import Client
+    from timeslice.client.workload import Busy, register_arena, register_workload
+    from timeslice.errors import (
+        AcquireTimeoutError,
+        CancelledByOperatorError,
+        GroupModeError,
+        InvalidNameError,
+        LeaseError,
+        LeaseLostError,
+        LeaseUncertainError,
+        RedisUnreachableError,
+        TimeSliceError,
+        UnknownGroupError,
+        UsageError,
+    )
+
+__all__ = [
+    "AcquireTimeoutError",
+    "AsyncClient",
+    "AsyncLease",
+    "Busy",
+    "CancelledByOperatorError",
+    "Client",
+    "GroupModeError",
+    "InvalidNameError",
+    "Lease",
+    "LeaseError",
+    "LeaseLostError",
+    "LeaseUncertainError",
+    "RedisUnreachableError",
+    "TimeSliceError",
+    "TimeSliceOrchestratorClient",
+    "UnknownGroupError",
+    "UsageError",
+    "__version__",
+    "hold",
+    "on_accelerators",
+    "register_arena",
+    "register_workload",
+]
+
+_MODULES = {
+    "AsyncClient": "client.aio",
+    "AsyncLease": "client.lease",
+    "Busy": "client.workload",
+    "Client": "client.sync",
+    "Lease": "client.lease",
+    "TimeSliceOrchestratorClient": "client.compat",
+    "hold": "client.defaults",
+    "on_accelerators": "client.compat",
+    "register_arena": "client.workload",
+    "register_workload": "client.workload",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("timeslice-rl")
+    elif name in __all__:
+        value = getattr(importlib.import_module(f"timeslice.{_MODULES.get(name, 'errors')}"), name)
+    else:
+        raise AttributeError(f"module 'timeslice' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,87 @@
+"""The client for asyncio. Leases are renewed by the same thread as those of the sync client, never by the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from timeslice.client.core import BaseClient, Terms, check_timeout, run_async
+from timeslice.client.hold import Hold
+from timeslice.client.lease import AsyncLease, OnLost
+from timeslice.locks.drivers import AsyncDriver
+from timeslice.locks.scripts import Call, Yielded
+from timeslice.locks.view import GroupView
+
+
+class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
+    """As ``Client``, for one event loop."""
+
+    _lease_type = AsyncLease
+    _driver_type = AsyncDriver
+
+    async def acquire(
+        self,
+        group: str,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        phase: str | None = None,
+        lock_only: bool = False,
+        lease: float = 30.0,
+        job: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> AsyncLease:
+        """As ``Client.acquire``. A cancelled wait leaves the queue before CancelledError goes on."""
+        terms = Terms(job, priority, phase, lock_only, lease, on_lost)
+        return await run_async(self._acquire(group, terms, check_timeout(timeout)))
+
+    async def yield_(self, lease: AsyncLease) -> Yielded | None:
+        """As ``Client.yield_``."""
+        return await run_async(self._yield(lease))
+
+    def hold(
+        self,
+        *groups: str,
+        job: str | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        phase: str | None = None,
+        lock_only: bool = False,
+        lease: float = 30.0,
+        on_lost: OnLost | None = None,
+    ) -> Hold:
+        """As ``timeslice.hold``, with this client: for ``async with`` and coroutine functions."""
+        return Hold(groups, Terms(job, priority, phase, lock_only, lease, on_lost), timeout, client=self)
+
+    async def status(self, group: str) -> GroupView:
+        """As ``Client.status``."""
+        return await self.driver.view(self.group_keys(group))
+
+    async def close(self) -> None:
+        """As ``Client.close``."""
+        await run_async(self._close())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _pipe(self, commands: Sequence[tuple[str, ...]]) -> Any:
+        async def attempt() -> Any:
+            async with self.driver.client.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                return await pipeline.execute()
+
+        return await self.driver.retry(attempt)
+
+    async def _finish(self, call: Call[Any], deadline_s: float) -> Any:
+        # A second cancellation ends the waiting here but not the call, which goes on as a task of its own.
+        task = asyncio.ensure_future(self.driver.run(call, deadline_s=deadline_s))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.wait_for(asyncio.shield(task), deadline_s + 1)

@@ -1,0 +1,339 @@
+"""What both clients do, written once. A generator yields what may have to be awaited; ``run`` and ``run_async`` wait.
+
+In the sync client a yielded value is there already, in the asyncio one it is an awaitable; either way the generator
+is sent the result, or gets the exception where it stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from timeslice.client.identity import new_waiter_id, process_start, this_target
+from timeslice.client.lease import BaseLease, OnLost
+from timeslice.client.renewal import Renewer, renewer_for
+from timeslice.errors import (
+    AcquireTimeoutError,
+    CancelledByOperatorError,
+    GroupModeError,
+    RedisUnreachableError,
+    UnknownGroupError,
+    UsageError,
+)
+from timeslice.locks import flows, scripts
+from timeslice.locks.drivers import AsyncDriver, SyncDriver
+from timeslice.locks.flows import Grant
+from timeslice.locks.keys import GroupKeys, Keys
+from timeslice.locks.scripts import Call, Queued, Request, Yielded, text
+from timeslice.names import check_name
+from timeslice.settings import Settings, default_job, default_node, find_url
+
+log = logging.getLogger("timeslice")
+
+T = TypeVar("T")
+LeaseT = TypeVar("LeaseT", bound=BaseLease)
+DriverT = TypeVar("DriverT", SyncDriver, AsyncDriver)
+Steps = Generator[Any, Any, T]
+
+WAITER_TTL_MS = 15_000
+CLEANUP_S = 3.0  # how long an exception on its way out may be kept back by withdrawing the request
+_LONGEST_LEASE_S = 86_400.0
+
+
+def run(steps: Steps[T]) -> T:
+    """Run the generator of a sync client."""
+    try:
+        value = next(steps)
+        while True:
+            value = steps.send(value)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def run_async(steps: Steps[T]) -> T:
+    """Run the generator of an asyncio client."""
+    try:
+        waiting = next(steps)
+        while True:
+            try:
+                value = await waiting
+            except BaseException as error:  # CancelledError must reach the generator too
+                waiting = steps.throw(error)
+                while isinstance(error, GeneratorExit):  # nobody waits for us any more, and each step is told so
+                    waiting.close()
+                    waiting = steps.throw(error)
+            else:
+                waiting = steps.send(value)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a group is asked for. Raises UsageError for what can't be asked; seconds."""
+
+    job: str | None = None
+    priority: int = 0
+    phase: str | None = None
+    lock_only: bool = False
+    lease: float = 30.0
+    on_lost: OnLost | None = None
+
+    def __post_init__(self) -> None:
+        if self.job is not None:
+            check_name("job", self.job)
+        if self.phase is not None:
+            check_name("phase", self.phase)
+        if not -100 <= self.priority <= 100:
+            raise UsageError(f"priority {self.priority} is out of range: -100 (last) to 100 (first)")
+        if not 1 <= self.lease <= _LONGEST_LEASE_S:
+            raise UsageError(f"a lease of {self.lease} s is out of range: 1 to {_LONGEST_LEASE_S:g} seconds")
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """The wait limit in seconds, or None for none. Raises UsageError."""
+    if timeout is not None and not 0 <= timeout < math.inf:
+        raise UsageError(f"a timeout of {timeout} s can't be kept: give 0 or more seconds, or None to wait for ever")
+    return timeout
+
+
+class _Unregistered(Exception):
+    """Ends a wait for a moment: the agents of this host don't know this process yet."""
+
+
+class _Unserved(Exception):
+    """Ends a wait for a moment: nobody declared or serves the group."""
+
+
+class BaseClient(Generic[LeaseT, DriverT]):
+    """Server, job and the logic of both clients."""
+
+    _lease_type: ClassVar[type[BaseLease]]
+    _driver_type: ClassVar[type[Any]]
+
+    def __init__(self, url: str | None = None, job: str | None = None, prefix: str | None = None) -> None:
+        settings = Settings()
+        self.disabled = settings.disable
+        self.url = "" if self.disabled else find_url(url)
+        self.job = check_name("job", job) if job else default_job()
+        self.keys = Keys(prefix or settings.prefix)
+        self.host = default_node()
+        self.floors: dict[str, int] = {}  # highest counter seen, by group
+        self._groups: dict[str, GroupKeys] = {}
+        self._indexed: set[str] = set()
+        self._driver: DriverT | None = None
+        _clients.add(self)
+
+    # what the two faces differ in
+
+    def _pipe(self, commands: Sequence[tuple[str, ...]]) -> Any:
+        """Plain commands in one round trip; a list of replies."""
+        raise NotImplementedError
+
+    def _finish(self, call: Call[Any], deadline_s: float) -> Any:
+        """Run a call that cleans up: not to be torn by a cancellation."""
+        raise NotImplementedError
+
+    # shared
+
+    @property
+    def driver(self) -> DriverT:
+        if self._driver is None:
+            if self.disabled:
+                raise UsageError("TIMESLICE_DISABLE=1 is set: there is no server to ask. Unset it.")
+            self._driver = self._driver_type(self.url)
+        return self._driver
+
+    @property
+    def renewer(self) -> Renewer:
+        return renewer_for(self.url)
+
+    def group_keys(self, group: str) -> GroupKeys:
+        found = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = self.keys.group(group)
+        return found
+
+    def raise_floor(self, group: str, counter: int) -> None:
+        if counter > self.floors.get(group, 0):
+            self.floors[group] = counter
+
+    def _acquire(self, group: str, terms: Terms, timeout: float | None) -> Steps[LeaseT]:
+        keys = self.group_keys(group)
+        pid = os.getpid()
+        request = Request(
+            waiter=new_waiter_id(),
+            job=terms.job or self.job,
+            host=self.host,
+            pid=pid,
+            start=process_start(pid),
+            priority=terms.priority,
+            label=terms.phase or "",
+            lease_ms=int(terms.lease * 1000),
+            ttl_ms=WAITER_TTL_MS,
+            lock_only=terms.lock_only,
+        )
+        if self.disabled:
+            return self._pretend(keys, request)
+        lease: BaseLease | None = None
+        try:
+            if terms.lock_only and group not in self._indexed:
+                yield self._pipe([("SADD", self.keys.groups, group)])
+                self._indexed.add(group)
+            grant = yield from self._wait(keys, request, timeout)
+            self.raise_floor(group, grant.counter)
+            lease = self._lease_type(self, keys, request, grant, terms.on_lost)
+            self.renewer.add(lease)
+            if not grant.registered and grant.mode == "served":
+                yield self._register(keys, request.job)
+            return lease  # type: ignore[return-value]
+        except (AcquireTimeoutError, CancelledByOperatorError, GroupModeError):
+            raise  # nothing of ours is left there
+        except BaseException as error:
+            if lease:
+                self.renewer.drop(lease)
+            yield from self._withdraw(keys, request, error)
+            raise
+
+    def _pretend(self, keys: GroupKeys, request: Request) -> LeaseT:
+        _say_once("holds do nothing: TIMESLICE_DISABLE=1 is set")
+        grant = Grant(0, "no-op", 0.0, 0.0, "disabled", True, 0, math.inf)
+        return self._lease_type(self, keys, request, grant, None)  # type: ignore[return-value]
+
+    def _wait(self, keys: GroupKeys, request: Request, timeout: float | None) -> Steps[Grant]:
+        started = time.monotonic()
+        checked = request.lock_only
+
+        def note(queued: Queued) -> None:
+            self.raise_floor(keys.name, queued.counter)
+            if not queued.registered and queued.mode == "served":
+                raise _Unregistered
+            if not queued.mode and not checked:
+                raise _Unserved
+
+        while True:
+            left = None if timeout is None else max(round(timeout - (time.monotonic() - started), 3), 0.0)
+            floor = self.floors.get(keys.name, 0)
+            try:
+                grant: Grant = yield self.driver.drive(
+                    flows.acquire(keys, request, floor=floor, timeout_s=left, note=note)
+                )
+            except _Unregistered:
+                yield self._register(keys, request.job)
+            except _Unserved:
+                checked = True
+                yield from self._check_known(keys.name)
+            else:
+                return grant
+
+    def _register(self, keys: GroupKeys, job: str) -> Any:
+        target = this_target(keys.name, job, self.host)
+        floor = self.floors.get(keys.name, 0)
+        return self.driver.run(
+            scripts.register(keys, job, target.host, target.pid, target.model_dump_json(), floor=floor)
+        )
+
+    def _check_known(self, group: str) -> Steps[None]:
+        """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""
+        (members,) = yield self._pipe([("SMEMBERS", self.keys.groups)])
+        names = sorted(text(name) for name in members)
+        counts: list[int] = []
+        if names:
+            counts = yield self._pipe([("ZCARD", self.group_keys(name).nodes) for name in names])
+        served = [name for name, count in zip(names, counts, strict=True) if count]
+        if served and group not in served:
+            near = difflib.get_close_matches(group, served, n=3, cutoff=0.4) or served[:5]
+            raise UnknownGroupError(
+                f"no agent serves group {group!r}; served are: {', '.join(near)}. Check the name, or add it to an "
+                "agent with --group; for a lock without devices use lock_only=True.",
+                group=group,
+            )
+        yield self._pipe([("SADD", self.keys.groups, group)])
+        if not served:
+            _say_once(
+                f"no agent serves group {group}: waiting for one. Start it with `timeslice agent --group {group}`, or "
+                "use lock_only=True for a lock without devices."
+            )
+
+    def _withdraw(self, keys: GroupKeys, request: Request, error: BaseException) -> Steps[None]:
+        """Send the cancel of a wait that ended early; if its grant had landed, the server passes it on."""
+        call = scripts.cancel(keys, request.waiter, floor=self.floors.get(keys.name, 0))
+        what = f"group {keys.name}: withdrawal of job {request.job}"
+        if not isinstance(error, RedisUnreachableError):
+            try:
+                yield self._finish(call, CLEANUP_S)
+                return
+            except Exception as failure:
+                log.info("%s: %s", what, failure)
+            except BaseException:
+                self.renewer.later(call, what)
+                raise
+        self.renewer.later(call, what)
+        error.add_note(f"{what} is not confirmed; it is tried on, and ends by itself within {WAITER_TTL_MS // 1000} s")
+
+    def _yield(self, lease: BaseLease) -> Steps[Yielded | None]:
+        if self.disabled or not lease._begin_yield():  # noqa: SLF001
+            return None
+        renewer = self.renewer
+        renewer.drop(lease)
+        call = lease._yield_call()  # noqa: SLF001
+        what = f"group {lease.group}: yield of job {lease.job}"
+        try:
+            reply: Any = yield self._finish(call, max(lease.expires_at - time.monotonic(), 0.0))
+        except Exception as error:
+            log.warning("%s is not answered; it is tried on in the background: %s", what, error)
+            renewer.later(call, what)
+            return None
+        except BaseException:
+            renewer.later(call, what)
+            raise
+        lease._end_yield(reply)  # noqa: SLF001
+        return reply if isinstance(reply, Yielded) else None
+
+    def orders(self, groups: Sequence[str]) -> Any:
+        """The configured order of each group, as bytes or None."""
+        return self._pipe([("HGET", self.group_keys(group).config, "order") for group in groups])
+
+    def _close(self) -> Steps[None]:
+        for lease in self.renewer.of(self) if self._driver else []:
+            yield from self._yield(lease)
+        driver: Any = self._driver
+        self._driver = None
+        if driver:
+            yield driver.close()
+
+
+_clients: weakref.WeakSet[BaseClient[Any, Any]] = weakref.WeakSet()
+_of_the_parent: list[Any] = []
+_said: set[str] = set()
+_saying = threading.Lock()
+
+
+def _say_once(message: str) -> None:
+    with _saying:
+        if message in _said:
+            return
+        _said.add(message)
+    log.warning(message)
+
+
+def _start_clean() -> None:
+    """In a forked child: every client gets a new driver; the parent's is kept, so that nothing shuts its sockets."""
+    global _saying  # noqa: PLW0603 - a child can't trust the lock it inherited
+    _saying = threading.Lock()
+    for client in list(_clients):
+        _of_the_parent.append(client._driver)  # noqa: SLF001
+        client._driver = None  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_start_clean)

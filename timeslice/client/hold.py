@@ -1,0 +1,238 @@
+"""``hold``: a group, or several, around a block of code or a function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from timeslice.client.core import BaseClient, Steps, Terms, check_timeout, run, run_async
+from timeslice.client.lease import BaseLease
+from timeslice.errors import UsageError
+from timeslice.names import check_name
+
+F = TypeVar("F", bound=Callable[..., Any])
+Key = tuple[str, str, str]  # url, prefix, group
+
+
+class Holding:
+    """A group that the current context holds, and how many nested holds share it; the last one out yields."""
+
+    __slots__ = ("client", "count", "key", "lease")
+
+    def __init__(self, client: BaseClient[Any, Any], key: Key, lease: BaseLease) -> None:
+        self.client = client
+        self.key = key
+        self.lease = lease
+        self.count = 1
+
+    def join(self, job: str) -> bool:
+        """Share this holding. False if it is over; raises if that would wait for itself or run without the lease."""
+        if self.lease.inherited:
+            return False
+        with _counting:
+            if not self.count or self.lease.state in {"yielding", "yielded"}:
+                return False
+            if self.lease.job != job:
+                raise UsageError(
+                    f"group {self.lease.group}: this code holds it for job {self.lease.job} and would wait for itself "
+                    f"as job {job}. Leave the outer hold first, or use the same job.",
+                    group=self.lease.group,
+                    job=job,
+                )
+            if self.lease.state == "lost":
+                self.lease.ensure_held()
+            self.count += 1
+            return True
+
+
+# What this context holds. Child tasks and asyncio.to_thread inherit it; raw threads begin with nothing.
+_held: ContextVar[Mapping[Key, Holding]] = ContextVar("timeslice_held", default={})  # noqa: B039 - never changed
+_counting = threading.Lock()
+
+
+def _start_clean() -> None:
+    global _counting  # noqa: PLW0603 - a forked child can't trust the lock it inherited
+    _counting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_clean)
+
+
+@dataclass(frozen=True)
+class _Entered:
+    holdings: tuple[Holding, ...]  # in the order taken
+
+    def is_current(self) -> bool:
+        here = _held.get()
+        return all(here.get(holding.key) is holding for holding in self.holdings)
+
+
+class Hold:
+    """Use it as ``with``, ``async with`` or decorator; as often as you like, nested or from several threads.
+
+    ``as`` gives the lease, and for several groups a tuple of leases in the order they were named.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[str],
+        terms: Terms,
+        timeout: float | None,
+        *,
+        client: BaseClient[Any, Any] | None = None,
+        url: str | None = None,
+    ) -> None:
+        if not groups:
+            raise UsageError('hold needs the name of a group, as in timeslice.hold("trainers")')
+        for group in groups:
+            check_name("group", group)
+        if len(set(groups)) < len(groups):
+            raise UsageError(f"hold names a group twice: {', '.join(groups)}")
+        self._groups = tuple(groups)
+        self._terms = terms
+        self._timeout = check_timeout(timeout)
+        self._client = client
+        self._url = url
+        self._entered: list[_Entered] = []
+
+    # both faces
+
+    def _enter(self, client: BaseClient[Any, Any]) -> Steps[Any]:
+        groups = self._groups
+        if len(groups) > 1 and not client.disabled:
+            groups = in_order(groups, (yield client.orders(groups)))
+        until = None if self._timeout is None else time.monotonic() + self._timeout
+        taken: list[Holding] = []
+        try:
+            for group in groups:
+                left = None if until is None else max(until - time.monotonic(), 0.0)
+                taken.append((yield from self._take(client, group, left)))
+        except BaseException:
+            yield from _release_all(taken)
+            raise
+        self._entered.append(_Entered(tuple(taken)))
+        leases = {holding.lease.group: holding.lease for holding in taken}
+        return leases[groups[0]] if len(groups) == 1 else tuple(leases[group] for group in self._groups)
+
+    def _take(self, client: BaseClient[Any, Any], group: str, timeout: float | None) -> Steps[Holding]:
+        key = (client.url, client.keys.prefix, group)
+        held = _held.get().get(key)
+        if held and held.join(self._terms.job or client.job):
+            return held
+        lease = yield from client._acquire(group, self._terms, timeout)  # noqa: SLF001
+        held = Holding(client, key, lease)
+        _held.set({**_held.get(), key: held})
+        return held
+
+    def _leave(self) -> Steps[None]:
+        # Frameworks enter in one callback and leave in another, whose context may differ: then the last entry is ours.
+        entered = next((each for each in reversed(self._entered) if each.is_current()), self._entered[-1])
+        self._entered.remove(entered)
+        yield from _release_all(entered.holdings)
+
+    # with
+
+    def __enter__(self) -> Any:
+        from timeslice.client.defaults import default_client
+        from timeslice.client.sync import Client
+
+        client = self._client or default_client(self._url)
+        if not isinstance(client, Client):
+            raise UsageError("this hold belongs to an AsyncClient: use `async with`, or decorate a coroutine function")
+        return run(self._enter(client))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run(self._leave())
+
+    # async with
+
+    async def __aenter__(self) -> Any:
+        from timeslice.client.aio import AsyncClient
+        from timeslice.client.defaults import default_async_client
+
+        client = self._client or await default_async_client(self._url)
+        if not isinstance(client, AsyncClient):
+            raise UsageError("this hold belongs to a Client: use `with`, or take AsyncClient for async code")
+        return await run_async(self._enter(client))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await run_async(self._leave())
+
+    # decorator
+
+    def __call__(self, function: F) -> F:
+        """Hold around each call of ``function``; for a coroutine function, around the whole await."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(
+                f"{function.__qualname__} is a generator: its body runs between the calls of whoever iterates, so a "
+                "decorator can't say when the group is needed. Put `with timeslice.hold(...)` inside it."
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def held_await(*args: Any, **kwargs: Any) -> Any:
+                async with self:
+                    return await function(*args, **kwargs)
+
+            return cast("F", held_await)
+
+        @functools.wraps(function)
+        def held_call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                result.close()
+                raise UsageError(
+                    f"{function!r} returned a coroutine, which would run without the hold. Decorate the `async def`."
+                )
+            return result
+
+        return cast("F", held_call)
+
+
+def _release_all(holdings: Sequence[Holding]) -> Steps[None]:
+    """Leave each holding, last taken first; an interrupt in between doesn't keep the others."""
+    interrupt: BaseException | None = None
+    for holding in reversed(holdings):
+        try:
+            yield from _release(holding)
+        except BaseException as error:
+            interrupt = interrupt or error
+    if interrupt:
+        raise interrupt
+
+
+def _release(holding: Holding) -> Steps[None]:
+    if holding.lease.inherited:
+        return
+    with _counting:
+        holding.count -= 1
+        if holding.count:
+            return
+    here = _held.get()
+    if here.get(holding.key) is holding:
+        _held.set({key: held for key, held in here.items() if held is not holding})
+    yield from holding.client._yield(holding.lease)  # noqa: SLF001
+
+
+def in_order(groups: Sequence[str], configured: Sequence[Any]) -> tuple[str, ...]:
+    """The order in which everybody takes these groups: config, then trainers before samplers, then name."""
+
+    def place(item: tuple[str, Any]) -> tuple[int, int, str]:
+        group, order = item
+        role = 0 if group.startswith("trainer") else 2 if group.startswith("sampler") else 1
+        return int(order or 0), role, group
+
+    return tuple(group for group, _ in sorted(zip(groups, configured, strict=True), key=place))

@@ -1,0 +1,53 @@
+"""Who this process is, to agents: node, pid and start time together, never a pid alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from functools import cache
+from pathlib import Path
+
+from timeslice.models import Target
+
+# What a workload declared about this process, by (group, job): its registration is repeated as it stands, so that
+# a client which registers the process again does not wipe out the channel.
+declared: dict[tuple[str, str], Target] = {}
+
+
+def new_waiter_id() -> str:
+    """Identity of one request, made before anything is sent. From the system's randomness, so forks differ."""
+    return secrets.token_hex(10)
+
+
+@cache
+def process_start(pid: int) -> int:
+    """When the process started, in clock ticks since boot; 0 where the system has no /proc."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])  # field 22; the name in brackets may hold anything
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def process_id(host: str) -> str:
+    """Name of this process in channel keys: ``<node>.<pid>.<start>``."""
+    pid = os.getpid()
+    return f"{host}.{pid}.{process_start(pid)}"
+
+
+def this_target(group: str, job: str, host: str) -> Target:
+    """This process as a target of its node's agent: as a workload declared it, else as it is."""
+    pid = os.getpid()
+    known = declared.get((group, job))
+    if known and known.pid == pid:
+        return known
+    return Target(
+        job=job, host=host, pid=pid, start=process_start(pid), uid=os.getuid(), pid_namespace=_pid_namespace()
+    )

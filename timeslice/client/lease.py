@@ -1,0 +1,228 @@
+"""A lease as its holder sees it.
+
+::
+
+    held ──yield──> yielding ──answered──> yielded
+      │                │
+      └────────────────┴──── the server or the clock says so ──> lost   (final)
+
+``yielding`` is the unknown state: until the server answers, the group may still be ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from timeslice.errors import LeaseLostError, LeaseUncertainError
+from timeslice.locks import scripts
+from timeslice.locks.flows import Grant
+from timeslice.locks.keys import GroupKeys
+from timeslice.locks.scripts import Call, NotHolder, Renewed, Request, Yielded
+
+if TYPE_CHECKING:
+    from timeslice.client.aio import AsyncClient
+    from timeslice.client.core import BaseClient
+    from timeslice.client.sync import Client
+
+log = logging.getLogger("timeslice")
+
+OnLost = Callable[["BaseLease"], None]
+State = Literal["held", "yielding", "yielded", "lost"]
+
+
+class BaseLease:
+    """What leases of both clients share.
+
+    ``lost`` is set when the lease is over without having been yielded: stop using the device then. It is never
+    cleared. ``grant`` tells how the group was had: ``waited_s``, ``swap_s`` and ``how`` (``no-op``, ``first load``,
+    ``restored``). Times are seconds.
+    """
+
+    def __init__(
+        self, client: BaseClient[Any, Any], keys: GroupKeys, request: Request, grant: Grant, on_lost: OnLost | None
+    ) -> None:
+        self.group = keys.name
+        self.job = request.job
+        self.lease_id = request.waiter
+        self.fencing_token = grant.token
+        self.grant = grant
+        self.lost = threading.Event()
+        self.lock_only = grant.mode == "lock"
+        self.lease_s = request.lease_ms / 1000
+        # The lease counts from when the last confirmed call was sent: the server counts from later.
+        self.expires_at = grant.sent_at + self.lease_s  # monotonic
+        self.renew_at = grant.sent_at + self.lease_s / 3
+        self._client = client
+        self._keys = keys
+        self._request = request
+        self._on_lost = on_lost
+        self._state: State = "held"
+        self._why = ""
+        self._changing = threading.Lock()
+        self._watchers: list[Callable[[], None]] = []
+        self._pid = os.getpid()
+
+    @property
+    def state(self) -> State:
+        """``yielding`` means unknown: the yield has not been answered yet."""
+        return self._state
+
+    @property
+    def inherited(self) -> bool:
+        """True in a forked child: the lease is its parent's, and nothing here touches it."""
+        return self._pid != os.getpid()
+
+    def ensure_held(self) -> None:
+        """Return if the lease still stands.
+
+        Raises LeaseLostError when it is over, and LeaseUncertainError when the server of a served group could not be
+        asked for longer than the lease: then nobody else was granted unless the agents say so.
+        """
+        if self.inherited:
+            raise self._error(f"it belongs to process {self._pid}, the parent; a forked child takes its own hold")
+        if self._state == "held" and time.monotonic() >= self.expires_at:
+            if not self.lock_only:
+                raise LeaseUncertainError(
+                    f"group {self.group}: the server did not confirm the lease of job {self.job} for {self.lease_s:g} "
+                    "s. Pause the work and ask again; it is held again or lost as soon as the server answers.",
+                    group=self.group,
+                    job=self.job,
+                    token=self.fencing_token,
+                )
+            self._expire()
+        if self._state == "lost":
+            raise self._error(self._why)
+        if self._state != "held":
+            raise self._error("it was yielded")
+
+    def _error(self, why: str) -> LeaseLostError:
+        return LeaseLostError(
+            f"group {self.group}: the lease of job {self.job} (token {self.fencing_token}) is over: {why}. "
+            "Stop using the device; take a new hold to go on.",
+            group=self.group,
+            job=self.job,
+            token=self.fencing_token,
+        )
+
+    # for the renewal thread
+
+    def renewal(self) -> Call[Renewed | scripts.Lost]:
+        mode = "lock" if self.lock_only else "served"
+        floor = self._client.floors.get(self.group, 0)
+        return scripts.renew(self._keys, self._request, self.fencing_token, floor=floor, mode=mode)
+
+    def note_renewal(self, reply: Renewed | scripts.Lost, sent_at: float) -> None:
+        self._client.raise_floor(self.group, reply.counter)
+        if isinstance(reply, Renewed):
+            self.expires_at = sent_at + self.lease_s
+            self.renew_at = sent_at + self.lease_s / 3
+        elif self._state == "held":  # while a yield is under way, "lost" only says that it has arrived
+            self._lose(_holder(reply.holder, reply.token))
+
+    def note_clock(self, now: float) -> None:
+        """Lose a lock-only lease whose time is over: there is no agent that would keep a rival out."""
+        if self.lock_only and now >= self.expires_at:
+            self._expire()
+
+    # ends
+
+    def _yield_call(self) -> Call[Yielded | NotHolder]:
+        floor = self._client.floors.get(self.group, 0)
+        return scripts.yield_(self._keys, self.lease_id, self.fencing_token, floor=floor)
+
+    def _begin_yield(self) -> bool:
+        """True for the one caller that may send the yield."""
+        if self.inherited:
+            return False
+        with self._changing:
+            if self._state != "held":
+                return False
+            self._state = "yielding"
+        return True
+
+    def _end_yield(self, reply: Yielded | NotHolder) -> None:
+        if isinstance(reply, NotHolder):
+            self._lose(_holder(reply.holder, reply.token))
+        else:
+            self._client.raise_floor(self.group, reply.counter)
+            self._state = "yielded"
+
+    def _expire(self) -> None:
+        if self._lose(f"the server did not confirm it for {self.lease_s:g} s"):
+            # The server may have stood still meanwhile and still count us in.
+            self._client.renewer.later(self._yield_call(), f"group {self.group}: yield of job {self.job}")
+
+    def _lose(self, why: str) -> bool:
+        with self._changing:
+            if self._state in {"lost", "yielded"}:
+                return False
+            self._state, self._why = "lost", why
+        self._client.renewer.drop(self)
+        self.lost.set()
+        log.warning(
+            "group %s: job %s lost its lease (token %s): %s", self.group, self.job, self.fencing_token, self._why
+        )
+        for watcher in self._watchers:
+            watcher()
+        if self._on_lost:
+            # On a thread of its own: a callback that saves a checkpoint must not stop the renewal of other leases.
+            threading.Thread(target=self._call_on_lost, name="timeslice-on-lost", daemon=True).start()
+        return True
+
+    def _call_on_lost(self) -> None:
+        try:
+            if self._on_lost:
+                self._on_lost(self)
+        except Exception:
+            log.exception("group %s: the on_lost callback of job %s failed", self.group, self.job)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.group} job={self.job} token={self.fencing_token} {self._state}>"
+
+
+def _holder(job: str, token: int) -> str:
+    return f"job {job} holds the group now (token {token})" if job else "nobody holds the group now"
+
+
+class Lease(BaseLease):
+    """A lease had from Client."""
+
+    _client: Client
+
+    def yield_(self) -> Yielded | None:
+        """Give the group up. None: it had ended already, or the server does not answer (then tried on behind)."""
+        return self._client.yield_(self)
+
+
+class AsyncLease(BaseLease):
+    """A lease had from AsyncClient."""
+
+    _client: AsyncClient
+
+    async def yield_(self) -> Yielded | None:
+        """As ``Lease.yield_``."""
+        return await self._client.yield_(self)
+
+    async def wait_lost(self) -> None:
+        """Return when the lease is lost; for ``asyncio.wait`` beside the work."""
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+
+        def tell() -> None:
+            try:
+                loop.call_soon_threadsafe(told.set)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits there any more
+
+        self._watchers.append(tell)
+        try:
+            if not self.lost.is_set():
+                await told.wait()
+        finally:
+            self._watchers.remove(tell)

@@ -1,0 +1,176 @@
+"""The thread that keeps leases alive: one a process and server, off the main thread, on its own connection.
+
+It also finishes what an interrupted or unlucky caller left: yields and cancels that the server has not answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from timeslice.errors import TimeSliceError
+from timeslice.locks.connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.flows import PATIENCE_S
+from timeslice.locks.scripts import Call
+
+if TYPE_CHECKING:
+    from timeslice.client.lease import BaseLease
+
+log = logging.getLogger("timeslice")
+
+_RETRY_S = 0.5
+_SHORTEST_REPLY_S = 0.1
+
+
+@dataclass
+class _Errand:
+    call: Call[Any]
+    what: str
+    at: float
+    until: float
+
+
+class Renewer:
+    """Renews each lease every third of its term. Adding and dropping one costs no wake-up unless it is due first."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._leases: dict[str, BaseLease] = {}
+        self._errands: list[_Errand] = []
+        self._wake = threading.Condition()
+        self._wake_at = -math.inf  # -inf: awake, and looks before it sleeps
+        self._thread: threading.Thread | None = None
+        # No attempt may take so long that a lease runs out unseen behind it.
+        self._reply_s = REPLY_TIMEOUT_S
+        self._driver: SyncDriver | None = None
+        self._driver_reply_s = 0.0
+
+    def add(self, lease: BaseLease) -> None:
+        with self._wake:
+            self._leases[lease.lease_id] = lease
+            if lease.lease_s < 3 * self._reply_s:
+                self._reply_s = max(lease.lease_s / 3, _SHORTEST_REPLY_S)
+            self._rouse(lease.renew_at)
+
+    def drop(self, lease: BaseLease) -> None:
+        self._leases.pop(lease.lease_id, None)
+
+    def of(self, client: object) -> list[BaseLease]:
+        """Leases that a client still holds."""
+        return [lease for lease in list(self._leases.values()) if lease._client is client]  # noqa: SLF001
+
+    def later(self, call: Call[Any], what: str) -> None:
+        """Send a call until it is answered, in the background. Every call may be repeated, so this can't harm."""
+        now = time.monotonic()
+        with self._wake:
+            self._errands.append(_Errand(call, what, now, now + PATIENCE_S))
+            self._rouse(now)
+
+    def _rouse(self, at: float) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="timeslice-renewal", daemon=True)
+            self._thread.start()
+        elif at < self._wake_at:
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except Exception:
+                log.exception("renewal of leases at %s failed; going on", self._url)
+                time.sleep(_RETRY_S)
+
+    def _turn(self) -> None:
+        """Sleep until something is due, or do what is due."""
+        with self._wake:
+            now = time.monotonic()
+            leases, errands = list(self._leases.values()), list(self._errands)
+            at = min([lease.renew_at for lease in leases] + [errand.at for errand in errands], default=math.inf)
+            if at > now:
+                self._wake_at = at
+                self._wake.wait(None if at == math.inf else at - now)
+                self._wake_at = -math.inf
+                return
+        answers = True
+        for lease in sorted(leases, key=lambda lease: lease.renew_at):
+            if lease.renew_at <= time.monotonic():
+                answers = self._renew(lease, send=answers) and answers
+        for errand in errands:
+            if errand.at <= time.monotonic():
+                answers = self._attempt(errand, send=answers) and answers
+
+    def _renew(self, lease: BaseLease, *, send: bool) -> bool:
+        """False if the server did not answer; then the others of this turn are not sent."""
+        sent = time.monotonic()
+        lease.note_clock(sent)
+        if lease.state != "held":
+            self.drop(lease)
+            return True
+        if send:
+            try:
+                lease.note_renewal(self._connection().run(lease.renewal(), deadline_s=0), sent)
+                return True
+            except TimeSliceError as error:
+                log.info("group %s: renewal for job %s: %s", lease.group, lease.job, error)
+        lease.renew_at = time.monotonic() + min(_RETRY_S, lease.lease_s / 10)
+        if lease.lock_only:
+            lease.renew_at = min(lease.renew_at, max(lease.expires_at, sent))
+        lease.note_clock(time.monotonic())
+        return False
+
+    def _attempt(self, errand: _Errand, *, send: bool) -> bool:
+        if send:
+            try:
+                self._connection().run(errand.call, deadline_s=0)
+                log.info("%s: done at last", errand.what)
+                self._errands.remove(errand)
+                return True
+            except TimeSliceError as error:
+                if time.monotonic() > errand.until:
+                    log.warning("%s: given up: %s", errand.what, error)
+                    self._errands.remove(errand)
+        errand.at = time.monotonic() + _RETRY_S
+        return False
+
+    def _connection(self) -> SyncDriver:
+        if self._driver is None or self._driver_reply_s != self._reply_s:
+            if self._driver:
+                self._driver.close()
+            self._driver, self._driver_reply_s = SyncDriver(self._url), self._reply_s
+            limits = {
+                "socket_timeout": self._reply_s,
+                "socket_connect_timeout": min(self._reply_s, CONNECT_TIMEOUT_S),
+            }
+            self._driver.client.connection_pool.connection_kwargs.update(limits)
+        return self._driver
+
+
+_renewers: dict[str, Renewer] = {}
+_of_the_parent: list[dict[str, Renewer]] = []
+_making = threading.Lock()
+
+
+def _start_clean() -> None:
+    """In a forked child: no thread, no lease, no lock in doubt; the parent's sockets are neither used nor shut."""
+    global _renewers, _making  # a child can't trust the lock it inherited
+    _of_the_parent.append(_renewers)
+    _renewers, _making = {}, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_clean)
+
+
+def renewer_for(url: str) -> Renewer:
+    """The renewal thread of this process for one server."""
+    found = _renewers.get(url)
+    if found is None:
+        with _making:
+            found = _renewers.setdefault(url, Renewer(url))
+    return found

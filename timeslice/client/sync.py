@@ -1,0 +1,91 @@
+"""The client for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from timeslice.client.core import BaseClient, Terms, check_timeout, run
+from timeslice.client.hold import Hold
+from timeslice.client.lease import Lease, OnLost
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.scripts import Call, Yielded
+from timeslice.locks.view import GroupView
+
+
+class Client(BaseClient[Lease, SyncDriver]):
+    """Takes groups for a job. Threads may share one; after a fork, the child's starts clean.
+
+    ``url`` defaults to ``TIMESLICE_URL`` or the server of ``timeslice up``, ``job`` to ``TIMESLICE_JOB`` or a name
+    made of node and process id, ``prefix`` to ``TIMESLICE_PREFIX`` or ``ts``.
+    """
+
+    _lease_type = Lease
+    _driver_type = SyncDriver
+
+    def acquire(
+        self,
+        group: str,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        phase: str | None = None,
+        lock_only: bool = False,
+        lease: float = 30.0,
+        job: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Lease:
+        """Wait for ``group`` and return its lease, renewed until yielded. Seconds.
+
+        Raises AcquireTimeoutError after ``timeout`` (0: at once), UnknownGroupError, GroupModeError,
+        CancelledByOperatorError, RedisUnreachableError. Each call is a waiter of its own; ``hold`` may be nested.
+        """
+        terms = Terms(job, priority, phase, lock_only, lease, on_lost)
+        return run(self._acquire(group, terms, check_timeout(timeout)))
+
+    def yield_(self, lease: Lease) -> Yielded | None:
+        """Give a lease up. None: it had ended, or the server does not answer; then the yield is tried on behind."""
+        return run(self._yield(lease))
+
+    def hold(
+        self,
+        *groups: str,
+        job: str | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+        phase: str | None = None,
+        lock_only: bool = False,
+        lease: float = 30.0,
+        on_lost: OnLost | None = None,
+    ) -> Hold:
+        """As ``timeslice.hold``, with this client: for ``with`` and sync functions."""
+        return Hold(groups, Terms(job, priority, phase, lock_only, lease, on_lost), timeout, client=self)
+
+    def status(self, group: str) -> GroupView:
+        """The group as one consistent picture."""
+        return self.driver.view(self.group_keys(group))
+
+    def close(self) -> None:
+        """Yield what is still held and close the connections. The client opens new ones when used again."""
+        run(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pipe(self, commands: Sequence[tuple[str, ...]]) -> Any:
+        def attempt() -> Any:
+            with self.driver.client.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+                return pipeline.execute()
+
+        return self.driver.retry(attempt)
+
+    def _finish(self, call: Call[Any], deadline_s: float) -> Any:
+        return self.driver.run(call, deadline_s=deadline_s)
