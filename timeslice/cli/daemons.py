@@ -1,0 +1,175 @@
+"""Commands ``coordinator`` and ``agent``: the two daemons, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from timeslice import logs
+from timeslice.cli.output import parse_size
+from timeslice.cli.session import Session
+from timeslice.names import check_name
+from timeslice.settings import default_node, redact_url
+
+F = TypeVar("F", bound=Callable[..., Any])
+Daemon = Callable[[Callable[[], None], asyncio.Event], Awaitable[None]]
+
+logger = logging.getLogger("timeslice")
+
+
+def _log_options(command: F) -> F:
+    command = click.option("--log-json", is_flag=True, help="Log one JSON object a line.")(command)
+    level = click.option(
+        "--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True, help="Least level to log."
+    )
+    return level(command)
+
+
+def run_daemon(name: str, daemon: Daemon) -> None:
+    """Run until SIGINT or SIGTERM. The second of them does not wait for a clean end."""
+
+    async def body() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+        def end(number: signal.Signals) -> None:
+            logger.info("%s: %s received, stopping", name, number.name)
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(each)
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, end, number)
+        await daemon(lambda: logger.info("%s: ready", name), stop)
+        logger.info("%s: stopped", name)
+
+    asyncio.run(body())
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  timeslice --url redis://redis:6379 coordinator
+  timeslice coordinator --name coordinator-1 --log-json"""
+)
+@click.option("--name", metavar="NAME", help="Of this coordinator. Default: node and process id.")
+@_log_options
+@click.pass_obj
+def coordinator(session: Session, name: str | None, log_level: str, log_json: bool) -> None:
+    """Run a coordinator, which drives the swaps of the groups it owns.
+
+    Several may run: each owns its share of the groups, and the others take over within ten seconds when one ends.
+    """
+    from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
+
+    logs.set_up(as_json=log_json, level=log_level)
+    chosen = check_name("coordinator", name or f"{default_node()[:50]}-{os.getpid()}")
+    options = CoordinatorOptions(url=session.url, prefix=session.prefix, name=chosen)
+    logger.info("coordinator %s: talking to %s", chosen, redact_url(session.url))
+    run_daemon(f"coordinator {chosen}", lambda ready, stop: run_coordinator(options, ready=ready, stop=stop))
+
+
+def parse_group_size(text: str) -> tuple[str, int]:
+    """``GROUP=SIZE``: a type of click options."""
+    name, equals, amount = text.partition("=")
+    if not equals:
+        raise click.BadParameter(f"{text!r} names no size; write for example {name or 'trainers'}=256M")
+    return check_name("group", name), parse_size(amount)
+
+
+def parse_backend(text: str) -> tuple[str | None, str]:
+    """``[GROUP=]NAME[:KEY=VALUE,...]``: a type of click options. None stands for all groups."""
+    head, equals, rest = text.partition("=")
+    if equals and ":" not in head:
+        return check_name("group", head), rest
+    return None, text
+
+
+def default_state_dir(node: str) -> Path:
+    """Where an agent keeps what must survive it: the highest token it saw, and what it was doing."""
+    if os.getuid() == 0:
+        return Path("/var/lib/timeslice") / node
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "timeslice" / node
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  timeslice --url redis://redis:6379 agent --group trainers
+  timeslice agent --group trainers --backend cuda
+  timeslice agent --emulate trainers=256M --emulate samplers=256M     # no accelerator needed"""
+)
+@click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group that this node serves; repeatable.")
+@click.option("--node", metavar="NAME", help="Of this node. Default: TIMESLICE_NODE, else the host name.")
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to keep tokens and the journal. Default: /var/lib/timeslice/NODE for root, "
+    "else ~/.local/state/timeslice/NODE.",
+)
+@click.option(
+    "--emulate",
+    multiple=True,
+    type=parse_group_size,
+    metavar="GROUP=SIZE",
+    help="Serve GROUP with an emulated device of SIZE; repeatable.",
+)
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    type=parse_backend,
+    metavar="[GROUP=]NAME[:KEY=VALUE,...]",
+    help="A snapshot backend to use, first choice first; repeatable. Default: what each process registered for.",
+)
+@click.option(
+    "--host-budget", type=parse_size, metavar="SIZE", help="Host memory for suspended jobs. Default: measured."
+)
+@_log_options
+@click.pass_obj
+def agent(
+    session: Session,
+    groups: tuple[str, ...],
+    node: str | None,
+    state_dir: Path | None,
+    emulate: tuple[tuple[str, int], ...],
+    backends: tuple[tuple[str | None, str], ...],
+    host_budget: int | None,
+    log_level: str,
+    log_json: bool,
+) -> None:
+    """Run the node agent beside this node's accelerators.
+
+    It serves its groups until it is stopped; then it leaves them.
+    """
+    from timeslice.agent.service import AgentOptions, run_agent
+
+    served = tuple(dict.fromkeys((*(check_name("group", each) for each in groups), *(name for name, _ in emulate))))
+    if not served:
+        raise click.UsageError("name a group to serve: --group GROUP, or --emulate GROUP=SIZE")
+    chosen: dict[str, list[str]] = {}
+    for group, spec in backends:
+        if group is not None and group not in served:
+            raise click.UsageError(f"--backend {group}={spec}: this agent does not serve {group}; add --group {group}")
+        for each in served if group is None else (group,):
+            chosen.setdefault(each, []).append(spec)
+    logs.set_up(as_json=log_json, level=log_level)
+    name = check_name("node", node) if node else default_node()
+    options = AgentOptions(
+        url=session.url,
+        prefix=session.prefix,
+        node=name,
+        groups=served,
+        state_dir=state_dir or default_state_dir(name),
+        emulate=dict(emulate),
+        backends=chosen,
+        host_budget_bytes=host_budget,
+    )
+    logger.info("agent of node %s: serving %s over %s", name, ", ".join(served), redact_url(session.url))
+    run_daemon(f"agent of node {name}", lambda ready, stop: run_agent(options, ready=ready, stop=stop))

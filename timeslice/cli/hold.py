@@ -1,0 +1,202 @@
+"""Command ``hold``: run any command while holding groups, as flock does with files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+
+import click
+
+from timeslice.cli.output import note
+from timeslice.cli.session import Session
+from timeslice.client.identity import process_start, this_target
+from timeslice.client.lease import BaseLease
+from timeslice.client.sync import Client
+from timeslice.locks import scripts
+
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
+_COMMAND = "timeslice.command"
+_FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class _WithCommand(click.Command):
+    """A command line of which everything behind ``--`` is another command's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_COMMAND] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "--", "COMMAND [ARG]..."]
+
+
+class _Child:
+    """The command, once it runs, and what becomes of our signals."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = False
+        self._early: list[int] = []
+
+    def listen(self) -> None:
+        """Forward signals from now on. Before the command runs they end the wait for the groups."""
+        for number in _FORWARDED:
+            # What a parent told us to ignore (nohup, a shell's background job) the command ignores too.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda received, _: self._handle(received))
+
+    def _handle(self, number: int) -> None:
+        if self._process is not None:
+            if not _sent_by_terminal(number):
+                self._process.send_signal(number)
+        elif self._starting:
+            self._early.append(number)
+        else:
+            raise SystemExit(128 + number)
+
+    def start(self, command: Sequence[str], environment: dict[str, str]) -> int:
+        """Returns its process id."""
+        self._starting = True  # a signal between fork and the next line must not lose us the child
+        process = subprocess.Popen(command, env=environment)
+        self._process = process
+        for number in self._early:
+            process.send_signal(number)
+        return process.pid
+
+    def terminate(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def wait(self) -> int:
+        """Exit code as a shell reports it."""
+        assert self._process is not None
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
+
+
+def _sent_by_terminal(number: int) -> bool:
+    """True if the terminal's keys sent this signal: then the command, in the same foreground, got it as well."""
+    if number not in {signal.SIGINT, signal.SIGQUIT}:
+        return False
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+@click.command(
+    cls=_WithCommand,
+    epilog="""\b
+Examples:
+  timeslice hold trainers --job run-a -- python train.py
+  timeslice hold trainers samplers --job run-a --timeout 600 -- ./sync-weights
+  timeslice hold licences --lock-only -- make
+\b
+COMMAND finds TIMESLICE_JOB, TIMESLICE_FENCING_TOKENS (GROUP=TOKEN,...) and, with one group,
+TIMESLICE_FENCING_TOKEN in its environment. The exit code is COMMAND's own, 128 + N if signal N ended it,
+127 if it was not found, 4 if the groups were not granted in time.""",
+)
+@click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
+@click.option("--job", metavar="JOB", help="Default: TIMESLICE_JOB, else node and process id.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Give up waiting after this. Default: never."
+)
+@click.option(
+    "--priority", type=click.IntRange(-100, 100), default=0, show_default=True, help="Higher goes first (-100 to 100)."
+)
+@click.option("--phase", metavar="NAME", help="What the job does meanwhile, for people who look.")
+@click.option("--lock-only", is_flag=True, help="A plain lock: no agent, nothing is swapped.")
+@click.option("--kill-on-lost", is_flag=True, help="Send COMMAND SIGTERM when a lease is lost. Default: only warn.")
+@click.pass_context
+def hold(
+    ctx: click.Context,
+    groups: tuple[str, ...],
+    job: str | None,
+    timeout: float | None,
+    priority: int,
+    phase: str | None,
+    lock_only: bool,
+    kill_on_lost: bool,
+) -> None:
+    """Run COMMAND while holding GROUP, or several groups at once.
+
+    Signals are passed on to COMMAND. The groups are given up when it ends.
+    """
+    command: list[str] = ctx.meta.get(_COMMAND, [])
+    if not command:
+        raise click.UsageError("say what to run, behind --, for example: timeslice hold trainers -- python train.py")
+    if shutil.which(command[0]) is None:
+        note(f"error: {command[0]}: no such command; nothing was run and nothing is held")
+        ctx.exit(NOT_FOUND)
+    session: Session = ctx.obj
+    session.driver  # noqa: B018 - says within a second if nobody answers
+    child = _Child()
+
+    def on_lost(lease: BaseLease) -> None:
+        act = "it is being terminated" if kill_on_lost else "it goes on, without the right to the devices"
+        note(f"warning: job {lease.job} lost {lease.group} while {command[0]} runs; {act}")
+        if kill_on_lost:
+            child.terminate()
+
+    child.listen()
+    with Client(session.url, job, session.prefix) as client:
+        held = client.hold(
+            *groups, timeout=timeout, priority=priority, phase=phase, lock_only=lock_only, on_lost=on_lost
+        )
+        with held as got:
+            leases = got if isinstance(got, tuple) else (got,)
+            try:
+                pid = child.start(command, _environment(session, client.job, leases))
+            except OSError as error:
+                note(f"error: {command[0]}: {error.strerror}; nothing was run")
+                ctx.exit(NOT_RUNNABLE)
+            _register(client, leases, pid)
+            code = child.wait()
+    ctx.exit(code)
+
+
+def _environment(session: Session, job: str, leases: Sequence[BaseLease]) -> dict[str, str]:
+    """What the command finds: the same server as we, and the tokens."""
+    tokens = {lease.group: str(lease.fencing_token) for lease in leases}
+    environment = {
+        **os.environ,
+        "TIMESLICE_URL": session.url,
+        "TIMESLICE_PREFIX": session.prefix,
+        "TIMESLICE_JOB": job,
+        "TIMESLICE_FENCING_TOKENS": ",".join(f"{group}={token}" for group, token in tokens.items()),
+    }
+    environment.pop("TIMESLICE_FENCING_TOKEN", None)
+    if len(tokens) == 1:
+        environment["TIMESLICE_FENCING_TOKEN"] = next(iter(tokens.values()))
+    return environment
+
+
+def _register(client: Client, leases: Sequence[BaseLease], pid: int) -> None:
+    """Tell the agents of this node about the command: what has to be suspended is its state, not ours."""
+    for lease in leases:
+        if lease.lock_only or client.disabled:
+            continue
+        ours = this_target(lease.group, lease.job, client.host)
+        target = ours.model_copy(update={"pid": pid, "start": process_start(pid)})
+        client.driver.run(
+            scripts.register(
+                client.group_keys(lease.group),
+                lease.job,
+                target.host,
+                pid,
+                target.model_dump_json(),
+                floor=client.floors.get(lease.group, 0),
+            )
+        )

@@ -1,0 +1,83 @@
+"""Command ``jobs``: every job that holds, waits or has device state, over all groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from timeslice.cli.output import json_option, print_json, print_table, seconds, size
+from timeslice.cli.session import Session
+from timeslice.locks.view import GroupView
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  timeslice jobs
+  timeslice jobs --json | jq '.jobs[] | select(.unheld)'"""
+)
+@json_option
+@click.pass_obj
+def jobs(session: Session, as_json: bool) -> None:
+    """List the jobs, what they hold and wait for, and where their device state is."""
+    rows = [row for view in session.views() for row in _jobs(view)]
+    rows.sort(key=lambda each: (each["job"], each["group"]))
+    if as_json:
+        print_json({"jobs": rows})
+        return
+    print_table(
+        ("job", "group", "does", "state", "on device", "in host memory", "used", "processes"),
+        [
+            (
+                each["job"],
+                each["group"],
+                _does(each),
+                each["residency"],
+                size(each["device_bytes"]),
+                size(each["host_bytes"]),
+                seconds(each["usage_s"]),
+                each["processes"],
+            )
+            for each in rows
+        ],
+        empty="no jobs yet; a job appears when it holds or waits: timeslice hold GROUP --job NAME -- COMMAND",
+    )
+
+
+def _does(row: dict[str, Any]) -> str:
+    if row["unheld"]:
+        return "uses the device UNHELD"
+    if row["holds"]:
+        return f"holds ({row['job_phase']})" if row["job_phase"] else "holds"
+    return f"waits {seconds(row['waited_s'])}" if row["waiting"] else ""
+
+
+def _jobs(view: GroupView) -> list[dict[str, Any]]:
+    waiting = [each for each in view.queue if each.alive]
+    registered = [target.partition("/")[0] for target in view.targets]
+    names = {*view.jobs, *(each.job for each in waiting), *registered, *([view.holder] if view.holder else [])}
+    rows = []
+    for name in names - {""}:
+        stored = view.jobs.get(name)
+        places = [member for member in view.members if member.job == name]
+        waits = [each.waited_s for each in waiting if each.job == name]
+        holds = view.holder == name
+        rows.append(
+            {
+                "job": name,
+                "group": view.name,
+                "holds": holds,
+                "job_phase": view.state.get("label", "") if holds else "",
+                "waiting": len(waits),
+                "waited_s": max(waits, default=0.0),
+                "residency": stored.residency if stored else "absent",
+                "device_bytes": sum(member.device_bytes for member in places),
+                "host_bytes": sum(member.host_bytes for member in places),
+                "usage_s": stored.usage_s if stored else 0.0,
+                "unheld": any(member.unheld for member in places),
+                "nodes": sorted(member.node for member in places),
+                "processes": registered.count(name),
+            }
+        )
+    return rows

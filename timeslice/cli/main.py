@@ -1,0 +1,83 @@
+"""The command ``timeslice``. Commands load when they are called, so that ``--help`` and completion stay fast."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from timeslice.cli.exits import exit_code
+from timeslice.cli.session import Session
+from timeslice.errors import TimeSliceError
+
+# name -> (module, its one line in the list of commands). The command object is called as the command itself.
+COMMANDS = {
+    "up": ("timeslice.cli.up", "Run server, coordinator and agent on this machine."),
+    "demo": ("timeslice.demo.command", "Run two RL jobs alone and by turns, and compare."),
+    "coordinator": ("timeslice.cli.daemons", "Run a coordinator, which drives the swaps."),
+    "agent": ("timeslice.cli.daemons", "Run the node agent beside this node's accelerators."),
+    "groups": ("timeslice.cli.groups", "List the groups."),
+    "group": ("timeslice.cli.groups", "Create, change, show or delete a group."),
+    "status": ("timeslice.cli.status", "Show who holds what, and what is being moved."),
+    "queue": ("timeslice.cli.status", "Show who waits for a group, in service order, and why."),
+    "events": ("timeslice.cli.events", "Show what happened, and follow it."),
+    "nodes": ("timeslice.cli.nodes", "List the nodes and how their agents are."),
+    "node": ("timeslice.cli.nodes", "Forget a node that will not come back."),
+    "jobs": ("timeslice.cli.jobs", "List the jobs and where their device state is."),
+    "hold": ("timeslice.cli.hold", "Run a command while holding groups."),
+    "yield": ("timeslice.cli.operator", "Give a group up for a job that does not."),
+    "cancel": ("timeslice.cli.operator", "Take a waiting request out of the queue."),
+    "pause": ("timeslice.cli.operator", "Stop granting a group."),
+    "resume": ("timeslice.cli.operator", "Go on granting a group."),
+    "doctor": ("timeslice.cli.doctor", "Look for what is wrong, and say what to do."),
+}
+
+
+class Commands(click.Group):
+    """Loads a command when it is needed, and turns our errors into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(COMMANDS[cmd_name][0])
+        command = getattr(module, "yield_" if cmd_name == "yield" else cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except TimeSliceError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(exit_code(error))
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="""\b
+Examples:
+  timeslice up                                   # all of it on this machine
+  timeslice status                               # who holds what
+  timeslice hold trainers --job a -- python train.py
+\b
+Exit codes: 0 done, 1 failed, 2 usage, 3 unknown group, job or node, 4 timed out,
+5 Redis unreachable, 6 refused. `timeslice hold -- CMD` returns what CMD returned.""",
+)
+@click.option("--url", metavar="URL", help="Redis server. Default: TIMESLICE_URL, else what `timeslice up` left.")
+@click.option("--prefix", metavar="TEXT", help="Start of every Redis key. Default: TIMESLICE_PREFIX, else ts.")
+@click.version_option(package_name="timeslice-rl", prog_name="timeslice")
+@click.pass_context
+def main(ctx: click.Context, url: str | None, prefix: str | None) -> None:
+    """Independent RL jobs take turns on the same accelerators.
+
+    Messages go to stderr. With --json a command prints its result, and only that, to stdout as JSON.
+    """
+    ctx.obj = ctx.with_resource(Session(url, prefix))

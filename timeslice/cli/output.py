@@ -1,0 +1,120 @@
+"""How results look: tables for people, JSON for programs. Only results go to stdout."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+SCHEMA = 1  # of every JSON document; docs/reference/json.md
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(command: F) -> F:
+    """The option ``--json``, passed as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/reference/json.md).")(command)
+
+
+def print_json(document: Mapping[str, Any], *, line: bool = False) -> None:
+    """Print one document with its schema number; ``line`` keeps it on one line."""
+    click.echo(json.dumps({"schema": SCHEMA, **document}, indent=None if line else 2))
+    sys.stdout.flush()
+
+
+def note(message: str) -> None:
+    """Tell people something that is no result."""
+    click.echo(message, err=True)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """A table on stdout: drawn on a terminal, else aligned columns of which nothing is cut off.
+
+    Without rows ``empty`` goes to stderr: a script then reads nothing.
+    """
+    cells = [[clean(cell) for cell in row] for row in rows]
+    if not cells:
+        note(empty)
+    elif sys.stdout.isatty():
+        _draw(columns, cells)
+    else:
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        for row in ([name.upper() for name in columns], *cells):
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            click.echo(line.rstrip())
+
+
+def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in columns:
+        table.add_column(name.upper(), overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell.split(" ", 1)[0], "")) for cell in row))
+    Console(soft_wrap=False, highlight=False).print(table)
+
+
+_STYLES = {
+    "blocked": "bold red",
+    "faulted": "bold red",
+    "error": "bold red",
+    "unreachable": "bold red",
+    "warning": "yellow",
+    "paused": "yellow",
+    "swapping": "cyan",
+    "held": "green",
+    "ok": "green",
+    "alive": "green",
+}
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Names and values, one a line."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        click.echo(f"{name.ljust(width)}  {clean(value)}")
+
+
+def clean(value: object) -> str:
+    """One line of text that can't steer a terminal: names and labels come from other people's programs."""
+    text = "-" if value is None or value == "" else str(value)
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def seconds(value: float) -> str:
+    """A duration for people: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if value < 0:
+        return "0 s"
+    if value < 10:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(value: int) -> str:
+    """Bytes for people."""
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} TiB"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``256M``, ``1.5GiB`` or ``4096``: a type of click options."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)?", text.strip(), flags=re.IGNORECASE)
+    if not match:
+        raise click.BadParameter(f"{text!r} is no size; write for example 256M or 1.5GiB")
+    return int(float(match[1]) * 1024 ** " KMGT".index((match[2] or " ").upper()))

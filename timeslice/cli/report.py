@@ -1,0 +1,193 @@
+"""A group's picture as documents and sentences: the schema of ``--json``, and the answers to "why does it wait?"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from timeslice.cli.output import seconds
+from timeslice.locks.view import GroupView, NodeView, WaiterView
+from timeslice.models import Plan
+
+
+def holder(view: GroupView) -> dict[str, Any] | None:
+    """Who holds the group, or None."""
+    if not view.holder:
+        return None
+    state = view.state
+    return {
+        "job": view.holder,
+        "lease_id": state.get("lease_id", ""),
+        "token": view.number("token"),
+        "host": state.get("host", ""),
+        "pid": view.number("pid"),
+        "job_phase": state.get("label", ""),
+        "held_s": elapsed(view, "granted_at_ms"),
+        "lease_left_s": (view.number("deadline_ms") - view.now_ms) / 1000,
+        "confirmed": state.get("confirmed") == "1",
+        "how": state.get("how", ""),
+        "swap_s": view.number("swap_ms") / 1000,
+    }
+
+
+def elapsed(view: GroupView, since: str) -> float:
+    """Seconds since a time of the server's clock."""
+    at = view.number(since)
+    return max(view.now_ms - at, 0) / 1000 if at else 0.0
+
+
+def plan_of(view: GroupView) -> Plan | None:
+    """What the current swap will do; None before its coordinator decided, or if the plan can't be read."""
+    try:
+        return Plan.model_validate_json(view.state.get("plan") or "")
+    except ValidationError:
+        return None
+
+
+def swap(view: GroupView) -> dict[str, Any] | None:
+    """What is being moved, or None."""
+    if not view.swap:
+        return None
+    plan = plan_of(view)
+    return {
+        "swap": view.swap,
+        "job": view.state.get("swap_job", ""),
+        "waiter": view.state.get("swap_waiter", ""),
+        "step": view.state.get("swap_step", ""),
+        "since_s": elapsed(view, "swap_since_ms"),
+        "left_s": (view.number("swap_deadline_ms") - view.now_ms) / 1000,
+        "out": list(plan.out) if plan else [],
+        "into": plan.into if plan else None,
+        "nodes": [
+            {
+                "node": node.node,
+                "step": node.step if node.swap == view.swap else "",
+                "kind": node.kind if node.swap == view.swap else "",
+                "error": node.error if node.swap == view.swap else "",
+            }
+            for node in view.nodes.values()
+        ],
+    }
+
+
+def moving(view: GroupView) -> str:
+    """The swap in one sentence, or ''."""
+    found = swap(view)
+    if found is None:
+        return ""
+    parts = [f"out: {', '.join(found['out'])}"] if found["out"] else []
+    if found["into"]:
+        parts.append(f"in: {found['into']}")
+    steps = [f"{each['node']} {each['step']}" for each in found["nodes"] if each["step"]]
+    step = "not planned yet" if found["step"] == "new" else found["step"]
+    return "; ".join([f"swap for {found['job'] or 'nobody'}, {step}, {seconds(found['since_s'])}", *parts, *steps])
+
+
+def node_document(view: GroupView, node: NodeView) -> dict[str, Any]:
+    """One node of a group."""
+    failed = node.step == "failed"
+    return {
+        "node": node.node,
+        "alive": node.alive,
+        # The deadline passed this long ago; None while it is still to come.
+        "silent_s": None if node.alive else node.heartbeat_age_s,
+        "last_swap": node.swap or None,
+        "last_step": node.step,
+        "fault": node.kind if failed else "",
+        "error": node.error if failed else "",
+        "jobs": [
+            {
+                "job": member.job,
+                "residency": member.state,
+                "host_bytes": member.host_bytes,
+                "device_bytes": member.device_bytes,
+                "backend": member.backend,
+                "unheld": member.unheld,
+            }
+            for member in view.members
+            if member.node == node.node
+        ],
+    }
+
+
+def waiters(view: GroupView) -> list[dict[str, Any]]:
+    """The queue in service order, each with the reason for its wait."""
+    return [
+        {
+            "position": position,
+            "job": waiter.job,
+            "waiter": waiter.waiter,
+            "host": waiter.host,
+            "pid": waiter.pid,
+            "priority": waiter.priority,
+            "job_phase": waiter.label,
+            "waited_s": waiter.waited_s,
+            "alive": waiter.alive,
+            "deferred": waiter.deferred,
+            "why": why_it_waits(view, position, waiter),
+        }
+        for position, waiter in enumerate(view.queue)
+    ]
+
+
+def why_it_waits(view: GroupView, position: int, waiter: WaiterView) -> str:
+    """One sentence that answers it. The most particular reason wins."""
+    if not waiter.alive:
+        return "gave no sign of life; the next check of the queue removes it"
+    if waiter.deferred == "silent":
+        return "did not answer when its turn came; keeps its place and is asked again"
+    if waiter.deferred:
+        return f"deferred: {waiter.deferred}"
+    if view.holder:
+        phase = view.state.get("label")
+        what = f" ({phase})" if phase else ""
+        return f"job {view.holder} holds it for {seconds(elapsed(view, 'granted_at_ms'))} now{what}{_behind(position)}"
+    if paused := view.state.get("paused"):
+        return f"the group is {paused}; see: timeslice resume {view.name}"
+    if view.phase == "blocked":
+        return f"blocked: {view.reason}"
+    if view.swap:
+        if view.state.get("swap_waiter") == waiter.waiter:
+            return f"its turn; {moving(view)}"
+        return f"{moving(view)}{_behind(position)}"
+    return f"is about to be granted{_behind(position)}"
+
+
+def _behind(position: int) -> str:
+    return f"; {position} before it" if position else ""
+
+
+def group_document(view: GroupView) -> dict[str, Any]:
+    """Everything about a group: the schema of ``status --json`` and ``queue --json``."""
+    return {
+        "group": view.name,
+        "mode": view.mode or "undeclared",
+        "phase": view.phase,
+        "reason": view.reason,
+        "since_s": view.since_s,
+        "paused": bool(view.state.get("paused")),
+        "holder": holder(view),
+        "swap": swap(view),
+        "residents": list(view.resident),
+        "waiters": waiters(view),
+        "jobs": [
+            {
+                "job": job.job,
+                "residency": job.residency,
+                "host_bytes": job.host_bytes,
+                "usage_s": job.usage_s,
+                "last_granted_s": job.last_granted_s or None,
+                "token": job.token,
+            }
+            for job in sorted(view.jobs.values(), key=lambda each: each.job)
+        ],
+        "nodes": [node_document(view, node) for node in view.nodes.values()],
+        "coordinator": coordinator(view),
+    }
+
+
+def coordinator(view: GroupView) -> str | None:
+    """Who drives the group's swaps now, or None."""
+    alive = view.number("owner_deadline_ms") >= view.now_ms
+    return (view.state.get("owner") or None) if alive else None

@@ -1,0 +1,221 @@
+"""Server, coordinator and node agent of one machine and one user, in one process: what ``timeslice up`` runs.
+
+Coordinator and agent each have a thread and an event loop of their own: when one hangs, the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from timeslice.agent.service import AgentOptions, run_agent
+from timeslice.arena.device import MARKER, Device
+from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
+from timeslice.embedded import EmbeddedServer
+from timeslice.errors import RefusedError, TimeSliceError
+from timeslice.settings import default_node, publish_url, runtime_dir, withdraw_url
+
+logger = logging.getLogger("timeslice.up")
+
+READY_S = 20.0  # for coordinator and agent to come up
+GRACE_S = 10.0  # for each of them to end
+_LOCK_S = 3.0  # a server whose `up` was killed is stopped by its guard within this time
+
+Main = Callable[[Callable[[], None], asyncio.Event], Coroutine[Any, Any, None]]
+
+
+class Worker:
+    """A daemon's event loop in a thread."""
+
+    def __init__(self, name: str, main: Main) -> None:
+        self.name = name
+        self.ready = threading.Event()
+        self.failure: BaseException | None = None
+        self._main = main
+        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._main(self.ready.set, self._stop))
+        except BaseException as error:
+            self.failure = error
+            logger.debug("%s failed", self.name, exc_info=True)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ask it to end and wait for it, at most GRACE_S seconds."""
+        if self._loop is not None and self.running:
+            with contextlib.suppress(RuntimeError):  # its loop closed in this moment: it has ended
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.ident is not None:
+            self._thread.join(GRACE_S)
+        if self.running:
+            logger.warning("%s did not stop within %g s; going on without it", self.name, GRACE_S)
+
+
+class LocalStack:
+    """All of timeslice for this user on this machine. ``groups`` maps names to sizes of emulated devices in bytes."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, int],
+        *,
+        prefix: str = "ts",
+        data: Path | None = None,
+        port: int | None = None,
+    ) -> None:
+        self.groups = dict(groups)
+        self.prefix = prefix
+        self.node = default_node()
+        self.data = data
+        self._folder = runtime_dir()
+        self._devices = self._folder / "devices"
+        self._state = (data or self._folder) / "agent"
+        self.server = EmbeddedServer(self._folder / "server", data=data and data / "redis", port=port)
+        self._lock: int | None = None
+        self._workers: list[Worker] = []
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def start(self) -> Self:
+        """Bring everything up. RefusedError if another one of this user runs; then nothing was touched."""
+        self._lock = _claim(self._folder / "up.lock")
+        try:
+            self._remove_devices()  # of one that was killed
+            self._start_server()
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()} {self.url}\n".encode(), 0)
+            coordinator = CoordinatorOptions(url=self.url, prefix=self.prefix, name=f"up-{os.getpid()}")
+            agent = AgentOptions(
+                url=self.url,
+                prefix=self.prefix,
+                node=self.node,
+                groups=tuple(self.groups),
+                state_dir=self._state,
+                emulate=self.groups,
+            )
+            self._workers = [
+                Worker("coordinator", lambda ready, stop: run_coordinator(coordinator, ready=ready, stop=stop)),
+                Worker("agent", lambda ready, stop: run_agent(agent, ready=ready, stop=stop)),
+            ]
+            for worker in self._workers:
+                worker.start()
+            self._await_ready()
+            publish_url(self.url)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start_server(self) -> None:
+        until = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                self.server.start()
+                return
+            except RefusedError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
+
+    def _await_ready(self) -> None:
+        until = time.monotonic() + READY_S
+        for worker in self._workers:
+            while not worker.ready.wait(0.05):
+                self.check()
+                if time.monotonic() > until:
+                    raise TimeSliceError(
+                        f"the {worker.name} was not ready within {READY_S:g} s; see the messages above"
+                    )
+
+    def check(self) -> None:
+        """Raise what ended a part that should still run."""
+        for worker in self._workers:
+            if worker.running:
+                continue
+            if isinstance(worker.failure, TimeSliceError):
+                raise worker.failure
+            cause = f": {worker.failure!r}" if worker.failure else ""
+            raise TimeSliceError(f"the {worker.name} ended unexpectedly{cause}") from worker.failure
+        if not self.server.running:
+            raise TimeSliceError(f"the server ended unexpectedly; its log is {self.server.log}")
+
+    def stop(self) -> None:
+        """Take everything down and leave nothing behind but ``data``. May be called in any state."""
+        withdraw_url(self.url)
+        for worker in reversed(self._workers):  # the agent leaves its groups while somebody still listens
+            worker.stop()
+        self._remove_devices()
+        self.server.stop()
+        self._remove_files()
+
+    def kill(self) -> None:
+        """End at once: what is under way is not waited for."""
+        withdraw_url(self.url)
+        self.server.kill()
+        self._remove_devices()
+        self._remove_files()
+
+    def _remove_devices(self) -> None:
+        for folder in sorted(self._devices.glob("*")) if self._devices.is_dir() else []:
+            try:
+                if os.path.lexists(folder / MARKER):
+                    # Processes that still have memory on it keep it; nobody gets new memory there.
+                    Device.open(folder).destroy(force=True)
+                folder.rmdir()
+            except (OSError, TimeSliceError) as error:
+                logger.warning("emulated device %s was not removed: %s", folder, error)
+        with contextlib.suppress(OSError):  # not there, or not empty: said above
+            self._devices.rmdir()
+
+    def _remove_files(self) -> None:
+        if self._lock is None:
+            return  # nothing here is ours
+        shutil.rmtree(self._folder / "server", ignore_errors=True)
+        if self.data is None:
+            shutil.rmtree(self._state, ignore_errors=True)
+        (self._folder / "up.lock").unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = None
+
+
+def _claim(path: Path) -> int:
+    """The lock that one ``up`` of a user holds while it runs."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid, _, url = os.pread(lock, 4096, 0).decode().strip().partition(" ")
+            os.close(lock)
+            where = f" at {url}" if url else ""
+            raise RefusedError(
+                f"`timeslice up` runs already as process {pid or '?'}{where}. Use that one, or stop it: "
+                f"kill {pid or 'PID'}. For a second one set TIMESLICE_RUNTIME_DIR to another folder."
+            ) from None
+        # The one before us removes the file at its end; a lock on a removed file would keep nobody out.
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(lock).st_ino == path.stat().st_ino:
+                return lock
+        os.close(lock)
