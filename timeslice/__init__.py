@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from timeslice.client.aio import AsyncClient
-    from timeslice.client.compat import TimeSliceOrchestratorClient, on_accelerators
+    from timeslice.client.compat import (
+        OrchestratorConnectionError,
+        OrchestratorError,
+        OrchestratorInternalError,
+        OrchestratorInvalidArgumentError,
+        OrchestratorTimeoutError,
+        TimeSliceOrchestratorClient,
+        on_accelerators,
+    )
     from timeslice.client.defaults import hold
     from timeslice.client.lease import AsyncLease, Lease
     from timeslice.client.sync import Client
@@ -41,6 +49,11 @@ __all__ = [
     "LeaseError",
     "LeaseLostError",
     "LeaseUncertainError",
+    "OrchestratorConnectionError",
+    "OrchestratorError",
+    "OrchestratorInternalError",
+    "OrchestratorInvalidArgumentError",
+    "OrchestratorTimeoutError",
     "RedisUnreachableError",
     "TimeSliceError",
     "TimeSliceOrchestratorClient",
@@ -59,6 +72,11 @@ _MODULES = {
     "Busy": "client.workload",
     "Client": "client.sync",
     "Lease": "client.lease",
+    "OrchestratorConnectionError": "client.compat",
+    "OrchestratorError": "client.compat",
+    "OrchestratorInternalError": "client.compat",
+    "OrchestratorInvalidArgumentError": "client.compat",
+    "OrchestratorTimeoutError": "client.compat",
     "TimeSliceOrchestratorClient": "client.compat",
     "hold": "client.defaults",
     "on_accelerators": "client.compat",
