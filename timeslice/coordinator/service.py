@@ -1,0 +1,197 @@
+"""A coordinator process: registers, takes its share of the served groups, and runs an actor for each.
+
+It never ends because Redis does not answer: it waits and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from timeslice.coordinator.group import GroupActor
+from timeslice.coordinator.server import check_server
+from timeslice.errors import InvalidNameError, RedisUnreachableError
+from timeslice.locks import scripts
+from timeslice.locks.drivers import AsyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.names import MAX_LENGTH, check_name, sanitise_name
+from timeslice.settings import default_node, redact_url
+
+log = logging.getLogger("timeslice.coordinator")
+
+SCAN_S = 1.0
+_SIGN_OFF_S = 3.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # before an actor that failed is started again
+
+
+def unique_name() -> str:
+    """A coordinator's name: node, process id, and digits that a container with the same process id has not."""
+    tail = f"-{os.getpid()}-{secrets.token_hex(3)}"
+    return sanitise_name(default_node(), fallback="node", room=MAX_LENGTH - len(tail)) + tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorOptions:
+    """What a coordinator is started with. No two that run may have the same name."""
+
+    url: str
+    prefix: str = "ts"
+    name: str = field(default_factory=unique_name)
+    lease_ms: int = 10_000  # of ownership and registration; renewed every third
+
+
+async def run_coordinator(
+    options: CoordinatorOptions, *, ready: Callable[[], None] | None = None, stop: asyncio.Event
+) -> None:
+    """Run until ``stop`` is set; then let the groups go. ``ready`` is called after the first look for groups.
+
+    Raises, at start only, RedisUnreachableError, ServerUnsuitableError and InvalidNameError.
+    """
+    check_name("coordinator", options.name)
+    coordinator = Coordinator(options)
+    try:
+        await check_server(coordinator.driver)
+        await coordinator.scan()
+        if ready:
+            ready()
+        await coordinator.serve(stop)
+    finally:
+        await coordinator.close()
+
+
+def _is_name(name: str) -> bool:
+    """What somebody else put into the set of groups must not keep us from the others."""
+    try:
+        return bool(check_name("group", name))
+    except InvalidNameError:
+        return False
+
+
+class Coordinator:
+    """One coordinator. ``owned`` are the groups it drives, or tries to."""
+
+    def __init__(self, options: CoordinatorOptions) -> None:
+        self.options = options
+        self.driver = AsyncDriver(options.url)
+        self._keys = Keys(options.prefix)
+        self._actors: dict[str, tuple[GroupActor, asyncio.Task[None]]] = {}
+
+    @property
+    def owned(self) -> tuple[str, ...]:
+        return tuple(sorted(self._actors))
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Look for groups every second until ``stop`` is set."""
+        scanning = asyncio.create_task(self._scan_for_ever(), name="timeslice-coordinator-scan")
+        try:
+            await stop.wait()
+        finally:
+            scanning.cancel()
+            await asyncio.wait([scanning])
+
+    async def _scan_for_ever(self) -> None:
+        away = False
+        while True:
+            await asyncio.sleep(min(SCAN_S, self.options.lease_ms / 3000))
+            try:
+                await self.scan()
+                if away:
+                    log.info("Redis at %s answers again", redact_url(self.options.url))
+                away = False
+            except RedisUnreachableError as error:
+                if not away:
+                    log.warning("%s Going on as soon as it answers.", error)
+                away = True
+            except Exception:
+                log.exception("looking for groups failed; trying again")
+
+    async def scan(self) -> None:
+        """Register, find the served groups, and own our share of them: not more, and never one that has an owner."""
+        now_ms, live, owners = await self._look()
+        share = -(-len(owners) // max(live, 1))
+        for name in [name for name in self._actors if name not in owners]:
+            await self._stop(name, disown=False)  # deleted: a word about it would bring it back
+        # One that is in the middle of a swap is kept, for it costs most to hand over.
+        idle = [name for name, (actor, _) in self._actors.items() if not actor.busy]
+        for name in idle[: max(len(self._actors) - share, 0)]:
+            log.info("group %s: released, so that each of %d coordinators has its share", name, live)
+            await self._stop(name, disown=True)
+        for name, (owner, deadline_ms) in sorted(owners.items()):
+            free = not owner or owner == self.options.name or deadline_ms < now_ms
+            if free and name not in self._actors and len(self._actors) < share and name not in idle:
+                self._start(name)
+
+    async def _look(self) -> tuple[int, int, dict[str, tuple[str, int]]]:
+        """The server's time, how many coordinators live, and of each served group the owner and its deadline."""
+        options, client = self.options, self.driver.client
+
+        async def register() -> tuple[int, int, list[str]]:
+            seconds, micros = await client.time()
+            now = int(seconds) * 1000 + int(micros) // 1000
+            async with client.pipeline(transaction=False) as pipeline:
+                pipeline.zadd(self._keys.coordinators, {options.name: now + options.lease_ms})
+                pipeline.zremrangebyscore(self._keys.coordinators, "-inf", now - options.lease_ms)
+                # Beyond one term lies what was registered before the clock was set back.
+                pipeline.zcount(self._keys.coordinators, now, now + options.lease_ms)
+                pipeline.smembers(self._keys.groups)
+                _, _, live, names = await pipeline.execute()
+            return now, int(live), [name for name in map(scripts.text, names) if _is_name(name)]
+
+        now, live, names = await self.driver.retry(register)
+
+        async def owners() -> Any:
+            async with client.pipeline(transaction=False) as pipeline:
+                for name in names:
+                    pipeline.hmget(self._keys.group(name).state, ["mode", "owner", "owner_deadline_ms"])
+                return await pipeline.execute()
+
+        found = {}
+        for name, values in zip(names, await self.driver.retry(owners), strict=True):
+            mode, owner, deadline = (scripts.text(value or "") for value in values)
+            if mode == "served":
+                found[name] = (owner, int(deadline) if deadline.isdigit() else 0)
+        return now, live, found
+
+    def _start(self, name: str) -> None:
+        actor = GroupActor(self.driver, self._keys, name, self.options.name, self.options.lease_ms)
+        task = asyncio.create_task(self._supervise(actor), name=f"timeslice-group-{name}")
+        self._actors[name] = (actor, task)
+
+    async def _supervise(self, actor: GroupActor) -> None:
+        """Run an actor again after a fault of its own, which is not the other groups' business."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                await actor.run()
+                break
+            except Exception:
+                log.exception("group %s: its actor failed; it is started again in %g s", actor.name, pause)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+        del self._actors[actor.name]
+
+    async def _stop(self, name: str, *, disown: bool) -> None:
+        actor, task = self._actors.pop(name)
+        task.cancel()
+        await asyncio.wait([task])
+        if disown:
+            await actor.release()
+
+    async def close(self) -> None:
+        """Let all groups go and sign off; what Redis does not take now lapses by itself."""
+        try:
+            async with asyncio.timeout(_SIGN_OFF_S):
+                for name in self.owned:
+                    await self._stop(name, disown=True)
+                await self.driver.client.zrem(self._keys.coordinators, self.options.name)
+        except Exception as error:
+            log.warning("could not sign off (%s); the groups are free again in %d ms", error, self.options.lease_ms)
+        finally:
+            for name in self.owned:
+                await self._stop(name, disown=False)
+            await self.driver.close()
