@@ -1,7 +1,7 @@
 """One job: generate on the samplers, have the answers verified, train on the trainers, again and again.
 
-Run as ``python -m timeslice.demo.job SPEC`` (JSON). It says ``ready`` in its log, waits for a line on standard input,
-and dies when standard input ends early, so that it never outlives who started it. Its state on a device is in an
+Run as ``python -m timeslice.demo.job SPEC`` (JSON). It prints ``ready``, waits for a line on standard input, and dies
+when standard input ends early, so that it never outlives who started it. Its state on a device is in an
 arena of that device and nowhere else. What travels between the devices goes through host memory: the rollouts to
 verifier and trainer, and the trained parameters from the end of one train phase to the start of the next generate
 phase; both transfers are made inside the phases and counted in their times.
@@ -66,6 +66,22 @@ def allocator(arena: Arena) -> Allocate:
         return np.frombuffer(view, dtype).reshape(shape)
 
     return allocate
+
+
+def state_bytes(work: Work) -> dict[str, int]:
+    """Bytes of a job's state on each group's device."""
+    sizes = {}
+    for group, half in ((SAMPLERS, Sampler), (TRAINERS, Trainer)):
+        made: list[int] = []
+
+        def count(shape: tuple[int, ...], dtype: Any, made: list[int] = made) -> Array:
+            array = np.zeros(shape, dtype)  # takes no memory until it is touched
+            made.append(array.nbytes)
+            return array
+
+        half(work, count)
+        sizes[group] = sum(made)
+    return sizes
 
 
 class Job:
@@ -158,7 +174,7 @@ def main(text: str) -> None:
     verifier = Verifier(spec.verifier)
     with spec.log.open("w") as file:
         log = Log(file)
-        log.write("ready", pid=os.getpid())
+        print("ready", flush=True)  # noqa: T201 - the starter waits for it
         if not sys.stdin.readline():
             return
         threading.Thread(target=_die_with_starter, daemon=True).start()

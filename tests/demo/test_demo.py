@@ -1,0 +1,156 @@
+"""The demo from end to end: real server, coordinator, agent, devices and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from timeslice.demo.grpo import Work
+from timeslice.demo.measure import faults
+from timeslice.demo.run import Options, Outcome, Path_, run_demo
+from timeslice.events import SwapFinished
+
+SMALL = Work(modulus=3, width=512, prompts=8, samples=4, replayed=4)
+STEPS = 5
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the demo puts what it needs: short, for sockets have a limit."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return folder
+
+
+def mounts(folder: Path) -> list[str]:
+    return [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
+
+
+def processes(folder: Path) -> list[int]:
+    """Processes that name the folder in their command line, or have a file of it open."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_text()
+            files = [os.readlink(link) for link in (entry / "fd").iterdir()]
+        except OSError:
+            continue
+        if entry.name != str(os.getpid()) and str(folder) in " ".join([words, *files]):
+            found.append(int(entry.name))
+    return found
+
+
+def await_true(what: str, check: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def moved_whole_states(outcome: Outcome) -> bool:
+    return outcome.report["bytes_moved"] >= outcome.report["swaps"] * min(outcome.sliced.jobs["a"].bytes.values())
+
+
+@pytest.mark.parametrize("path", ["channel", "checkpoint", "both"])
+def test_slicing_changes_nothing_but_the_order(path: Path_, temporary: Path) -> None:
+    """Whichever way the state moves: swaps happen, nobody overlaps, tokens rise, every bit of the result is equal."""
+    before = dict(os.environ)
+    outcome = run_demo(Options(SMALL, STEPS, seed=1, path=path, latency_s=0.05))
+    report = outcome.report
+    assert faults(report) == []
+    assert report["device"] == "emulated"
+    assert report["swaps"] > 0
+    assert moved_whole_states(outcome)
+    assert report["rewards"]["a"] != report["rewards"]["b"]
+    assert len(report["rewards"]["a"]["sliced"]) == STEPS
+    assert report["alone"]["jobs"].keys() == report["sliced"]["jobs"].keys() == {"a", "b"}
+    assert report["swaps_alone"] == 0  # a job that is alone has nothing to pay
+    assert any(isinstance(event, SwapFinished) for event in outcome.events)
+    assert dict(os.environ) == before
+    assert list(temporary.iterdir()) == []
+    assert mounts(temporary) == []
+
+
+def demo(*arguments: str, cwd: Path, temporary: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(Path(sys.executable).with_name("timeslice")), "demo", "--fast", *arguments],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_command_writes_numbers_picture_and_events(tmp_path: Path, temporary: Path) -> None:
+    """`timeslice demo --json --events` leaves what it promises, and exactly that."""
+    arguments = ("--steps", "2", "--verifier-latency", "0.1", "--json", "demo.json", "--events", "events.jsonl")
+    work = tmp_path / "work"
+    work.mkdir()
+    with demo(*arguments, cwd=work, temporary=temporary) as running:
+        out, err = running.communicate(timeout=100)
+    assert running.returncode == 0, err
+    assert sorted(path.name for path in work.iterdir()) == ["demo.json", "demo.png", "demo.svg", "events.jsonl"]
+    report = json.loads((work / "demo.json").read_text())
+    for key in ("gain", "gain_bound", "body_inflation", "bytes_moved", "verifier_latency_s", "versions", "seeds"):
+        assert key in report
+    assert report["steps"] == 2
+    events = [json.loads(line) for line in (work / "events.jsonl").read_text().splitlines()]
+    assert {"LeaseGranted", "SwapFinished", "JobSuspended"} <= {event["type"] for event in events}
+    assert "emulated" in out
+    assert "by turns" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path, temporary: Path) -> None:
+    """Ctrl-C or a plain kill in the middle of a run: no process, no mount, no file is left."""
+    with demo("--verifier-latency", "0.3", cwd=tmp_path, temporary=temporary) as running:
+        try:
+            await_true("no job was started", lambda: any(temporary.glob("*/*/*.jsonl")))
+            assert mounts(temporary) or os.getuid()
+            running.send_signal(number)
+            running.wait(30)
+            assert running.returncode != 0
+        finally:
+            running.kill()
+    await_true("processes were left", lambda: not processes(temporary), 20)
+    assert mounts(temporary) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_job_that_dies_fails_the_demo(tmp_path: Path, temporary: Path) -> None:
+    """With a job killed in the middle, the demo says which, ends with an error, and cleans up."""
+    with demo("--verifier-latency", "0.3", cwd=tmp_path, temporary=temporary) as running:
+        try:
+            await_true("no job was started", lambda: job_processes(temporary))
+            os.kill(job_processes(temporary)[0], signal.SIGKILL)
+            _, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == 1
+    assert "job-a ended with status -9" in err
+    assert mounts(temporary) == []
+    assert list(temporary.iterdir()) == []
+
+
+def job_processes(folder: Path) -> list[int]:
+    return [pid for pid in processes(folder) if "timeslice.demo.job" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_a_wrong_folder_is_said_before_anything_runs(tmp_path: Path, temporary: Path) -> None:
+    """A minute of work is not lost to a typing error."""
+    with demo("--json", "no/such/demo.json", cwd=tmp_path, temporary=temporary) as running:
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert "the folder of no/such/demo.json does not exist" in err
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,120 @@
+"""Command ``demo``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from timeslice.errors import TimeSliceError, UsageError
+
+if TYPE_CHECKING:
+    from timeslice.demo.run import Options, Outcome
+
+_STEPS, _FAST_STEPS = 24, 16
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  timeslice demo --fast                      # half a minute
+  timeslice demo --json demo.json            # and a picture: demo.svg, demo.png
+  timeslice demo --path checkpoint           # state moved from outside the processes only"""
+)
+@click.option("--fast", is_flag=True, help="Smaller batches and fewer steps: half a minute.")
+@click.option(
+    "--steps", type=click.IntRange(2, 10_000), help=f"Steps of each job. Default {_STEPS}, fast {_FAST_STEPS}."
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of job a; job b has the next."
+)
+@click.option(
+    "--path",
+    type=click.Choice(["channel", "checkpoint", "both"]),
+    default="both",
+    show_default=True,
+    help="How state moves: by callbacks in the job, from outside it, or job a the one way and job b the other.",
+)
+@click.option(
+    "--verifier-latency",
+    type=click.FloatRange(0, 3600),
+    metavar="SECONDS",
+    help="Of a batch. Default: measured first, so that a job alone is on its devices half of its time.",
+)
+@click.option(
+    "--json",
+    "report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the numbers there, and the picture beside it as .svg and .png.",
+)
+@click.option(
+    "--events",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the groups' events there, one JSON object a line.",
+)
+def demo(
+    fast: bool,
+    steps: int | None,
+    seed: int,
+    path: str,
+    verifier_latency: float | None,
+    report: Path | None,
+    events: Path | None,
+) -> None:
+    """Run two RL jobs alone and then by turns on the same devices, and compare.
+
+    Two independent GRPO jobs learn some arithmetic. Each needs the group samplers to generate and the group trainers
+    to train, on emulated devices that hold the state of only one job. Server, coordinator and agent are the demo's
+    own, and nothing is left behind.
+    """
+    for file in (report, events):
+        if file and not file.absolute().parent.is_dir():
+            raise UsageError(f"the folder of {file} does not exist; nothing was run")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        from timeslice.demo.run import run_demo
+    except ModuleNotFoundError as error:
+        raise UsageError(f"the demo needs {error.name}; run: pip install 'timeslice-rl[demo]'") from error
+    from timeslice.demo.measure import faults
+
+    outcome = run_demo(_options(fast, steps, seed, path, verifier_latency))
+    _write(outcome, report, events)
+    _print(outcome)
+    if said := faults(outcome.report):
+        raise TimeSliceError("; ".join(said))
+
+
+def _options(fast: bool, steps: int | None, seed: int, path: str, latency: float | None) -> Options:
+    from typing import cast
+
+    from timeslice.demo.grpo import Work
+    from timeslice.demo.run import Options, Path_
+
+    work = Work(modulus=4, prompts=32, samples=8, replayed=8) if fast else Work(prompts=64, samples=12, replayed=16)
+    return Options(work, steps or (_FAST_STEPS if fast else _STEPS), seed, cast("Path_", path), latency)
+
+
+def _write(outcome: Outcome, report: Path | None, events: Path | None) -> None:
+    if report:
+        from timeslice.demo.timeline import draw
+
+        report.write_text(json.dumps(outcome.report, indent=2) + "\n")
+        pictures = [report.with_suffix(".svg"), report.with_suffix(".png")]
+        draw(outcome.alone, outcome.sliced, outcome.report["gain"], pictures)
+        click.echo(f"wrote {report}, {pictures[0]} and {pictures[1]}", err=True)
+    if events:
+        lines = [json.dumps({"type": event.name, **event.model_dump()}) for event in outcome.events]
+        events.write_text("\n".join(lines) + "\n")
+
+
+def _print(outcome: Outcome) -> None:
+    from timeslice.demo.table import tables
+
+    for table in tables(outcome.report):
+        click.echo(table)

@@ -1,0 +1,254 @@
+"""The whole demo: a stack of its own, each job alone, then all by turns."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from timeslice.arena import Device
+from timeslice.demo.grpo import TOKENS, Work
+from timeslice.demo.job import GROUPS, Spec, state_bytes
+from timeslice.demo.measure import Run, read_log, summary
+from timeslice.demo.processes import Child
+from timeslice.demo.progress import Progress, Watch
+from timeslice.embedded import server_version
+from timeslice.events import Event, decode
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.locks.scripts import text
+from timeslice.settings import runtime_dir
+from timeslice.up import LocalStack
+
+JOBS = ("a", "b")
+TARGET_BUSY = 0.5  # share of its time that a job alone shall spend on its devices
+_WARM_UP_STEPS = 4
+_LOOK_S = 0.2
+
+Path_ = Literal["channel", "checkpoint", "both"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run."""
+
+    work: Work
+    steps: int
+    seed: int
+    path: Path_ = "both"
+    latency_s: float | None = None  # None: measured, so that TARGET_BUSY is met
+
+    def channel(self, job: str) -> bool:
+        """Whether the job moves its state itself when asked; else the agent does it from outside."""
+        return self.path == "channel" or (self.path == "both" and job == JOBS[0])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    report: dict[str, Any]
+    alone: tuple[Run, ...]
+    sliced: Run
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for run in (*self.alone, self.sliced) for event in run.events]
+
+
+def run_demo(options: Options) -> Outcome:
+    """Run it all; raises TimeSliceError when a part fails. Leaves nothing behind, however it ends."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timeslice-demo-")))
+        stack.enter_context(_private_environment(folder))
+        return _Demo(options, folder, stack).run()
+
+
+class _Demo:
+    def __init__(self, options: Options, folder: Path, stack: ExitStack) -> None:
+        self.options = options
+        self.folder = folder
+        self.sizes = state_bytes(options.work)
+        self.capacities = {group: size * 3 // 2 for group, size in self.sizes.items()}
+        self.local = LocalStack(self.capacities)
+        stack.callback(self.local.stop)
+        self.local.start()
+        self.driver = SyncDriver(self.local.url)
+        stack.callback(self.driver.close)
+        self.keys = Keys()
+        self.devices = {group: runtime_dir() / "devices" / group for group in GROUPS}
+        self.progress = stack.enter_context(Progress(self._why))
+        self._last_event = dict.fromkeys(GROUPS, "")
+        self._runs = 0
+
+    def run(self) -> Outcome:
+        options, say = self.options, self.progress.say
+        advisory = any(Device.open(path).advisory for path in self.devices.values())
+        say(
+            "two GRPO jobs on two emulated devices; state of a job: "
+            + ", ".join(
+                f"{size >> 20} MiB on the {group} ({self.capacities[group] >> 20} MiB)"
+                for group, size in self.sizes.items()
+            )
+        )
+        if advisory:
+            say("no right to mount: the devices' capacity is advisory, kept by accounting instead of by the kernel")
+        for job in JOBS:
+            how = "by itself, when asked (channel)" if options.channel(job) else "from outside (checkpoint)"
+            say(f"job {job}: state is moved {how}")
+        latency = self._measured_latency() if options.latency_s is None else options.latency_s
+        say(f"the verifier takes {latency:.3f} s for a batch of {options.work.batch} answers")
+        alone = tuple(self._run(job, [job], options.steps, latency) for job in JOBS)
+        sliced = self._run("sliced", JOBS, options.steps, latency)
+        report = {
+            "device": "emulated",
+            "capacity_kept_by": "accounting" if advisory else "kernel",
+            **summary(alone, sliced),
+            "device_bytes": self.capacities,
+            "state_moved_by": {job: "channel" if options.channel(job) else "checkpoint" for job in JOBS},
+            "weights_travel": "through host memory, inside the train and generate phases",
+            "verifier_latency_s": round(latency, 4),
+            "verifier_latency_chosen": "measured" if options.latency_s is None else "given",
+            "steps": options.steps,
+            "seeds": {job: self._work(job).seed for job in JOBS},
+            "work": _sizes_of(options.work),
+            "versions": _versions(self.local.server.binary),
+            "machine": {"cpus": os.cpu_count(), "system": platform.system(), "machine": platform.machine()},
+        }
+        return Outcome(report, alone, sliced)
+
+    def _measured_latency(self) -> float:
+        """The latency at which a job alone is on its devices for the wanted share of its time."""
+        run = self._run("warm-up", [JOBS[0]], _WARM_UP_STEPS, 0.0)
+        busy = sum(
+            statistics.median(body.seconds for body in run.bodies if body.group == group and body.step)
+            for group in GROUPS
+        )
+        return busy * (1 / TARGET_BUSY - 1)
+
+    def _work(self, job: str) -> Work:
+        return replace(self.options.work, seed=self.options.seed + JOBS.index(job))
+
+    def _run(self, name: str, jobs: Sequence[str], steps: int, latency: float) -> Run:
+        self._runs += 1
+        folder = self.folder / f"{self._runs}-{name}"
+        folder.mkdir()
+        title = f"{' and '.join(jobs)}: by turns" if len(jobs) > 1 else f"{name}: alone"
+        with ExitStack() as stack:
+            socket = self.folder / f"{self._runs}.sock"  # a short path: sockets have a limit
+            verifier = stack.enter_context(
+                Child("verifier", "timeslice.demo.verifier", [str(socket), str(latency)], folder, {})
+            )
+            verifier.await_line()
+            children, watches = [], []
+            for job in jobs:
+                spec = self._spec(job, steps, socket, folder)
+                environment = {"TIMESLICE_JOB": job, "TIMESLICE_URL": self.local.url}
+                child = Child(f"job-{job}", "timeslice.demo.job", [spec.model_dump_json()], folder, environment)
+                children.append(stack.enter_context(child))
+                watches.append(Watch(job, spec.log, steps))
+            for child in children:
+                child.await_line()
+            self._new_events()  # what happened before is not this run's
+            for child in children:
+                child.go()
+            events: list[Event] = []
+            running = children
+            while running:
+                time.sleep(_LOOK_S)
+                running = [child for child in children if child.running()]
+                verifier.running()
+                self.local.check()
+                self.progress.show(title, watches)
+                events += self._new_events()
+            logs = {job: read_log(job, folder / f"{job}.jsonl") for job in jobs}
+        run = Run(name, logs, tuple(events), self._clock_offset())
+        last = ", ".join(f"{job} {log.rewards[0]:.2f} to {log.rewards[-1]:.2f}" for job, log in logs.items())
+        self.progress.say(f"{title}: {run.wall_s:.1f} s, {len(run.swaps)} swaps, reward {last}")
+        return run
+
+    def _spec(self, job: str, steps: int, verifier: Path, folder: Path) -> Spec:
+        return Spec(
+            job=job,
+            work=self._work(job),
+            steps=steps,
+            devices=self.devices,
+            verifier=verifier,
+            log=folder / f"{job}.jsonl",
+            channel=self.options.channel(job),
+            wait_s=120,
+        )
+
+    def _new_events(self) -> list[Event]:
+        """The events of both groups since the last call. Read often, for the streams keep only the newest."""
+        client: Any = self.driver.client
+        found = []
+        for group in GROUPS:
+            after = self._last_event[group]
+            read = partial(client.xrange, self.keys.group(group).events, f"({after}" if after else "-")
+            for entry, fields in self.driver.retry(read):
+                self._last_event[group] = text(entry)
+                found.append(decode(group, text(entry), {text(k): text(v) for k, v in fields.items()}))
+        return sorted(found, key=lambda event: event.at_ms)
+
+    def _clock_offset(self) -> float:
+        """Monotonic clock minus the server's."""
+        seconds, micros = self.driver.retry(self.driver.client.time)
+        return time.monotonic() - (seconds + micros / 1e6)
+
+    def _why(self, group: str) -> str:
+        view = self.driver.view(self.keys.group(group))
+        if view.reason:
+            return f"{view.phase}, {view.reason}"
+        return f"job {view.holder} holds it" if view.holder else view.phase
+
+
+@contextmanager
+def _private_environment(folder: Path) -> Iterator[None]:
+    """The demo's server and devices are its own, whatever runs and is set up for this user otherwise."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("TIMESLICE_")}
+    _set({**dict.fromkeys(before, ""), "TIMESLICE_RUNTIME_DIR": str(folder / "run")})
+    try:
+        yield
+    finally:
+        _set({"TIMESLICE_RUNTIME_DIR": "", **before})
+
+
+def _set(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+
+
+def _sizes_of(work: Work) -> dict[str, Any]:
+    return {
+        "task": f"a+b, a-b and a*b modulo {work.modulus}, one token each",
+        "modulus": work.modulus,
+        "width": work.width,
+        "prompts": work.prompts,
+        "samples_of_each": work.samples,
+        "tokens_of_each": TOKENS,
+        "trained_parameters": work.trained,
+        "frozen_parameters": work.width**2,
+    }
+
+
+def _versions(binary: str) -> dict[str, str]:
+    major, minor = server_version(binary)
+    return {
+        "timeslice": version("timeslice-rl"),
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "server": f"{Path(binary).name} {major}.{minor}",
+    }
