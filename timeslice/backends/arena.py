@@ -6,18 +6,17 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from timeslice.arena.control import STATES
-from timeslice.arena.device import Device
 from timeslice.arena.errors import ArenaBusyError, EmulatedDeviceError, NoArenaError, TargetGoneError
 from timeslice.arena.process import Target as ArenaTarget
 from timeslice.arena.session import session
-from timeslice.arena.survey import ArenaInfo, arenas_of, holders
+from timeslice.arena.survey import ArenaInfo, arenas_of
 from timeslice.backends.base import Capabilities, Context, DeviceMemory, Job
 from timeslice.backends.checkpoint_tool import CheckpointBackend, Seen
 from timeslice.backends.checks import fault
+from timeslice.backends.devices import measure_devices, missing_devices
 from timeslice.backends.toolrun import State, Tool
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Target
@@ -78,42 +77,14 @@ class ArenaBackend(CheckpointBackend):
         return await _call(job, look)
 
     async def health(self) -> Sequence[str]:
-        return await asyncio.to_thread(self._complaints)
+        return missing_devices(self._context.devices)
 
     async def memory(self) -> Sequence[DeviceMemory]:
-        return await device_memory(self._context.devices)
+        return await measure_devices(self._context.devices)
 
     def _visible(self, target: Target) -> list[ArenaInfo]:
         arenas = arenas_of(ArenaTarget(target.pid, target.start))
         return [arena for arena in arenas if arena.device in self._devices]
-
-    def _complaints(self) -> list[str]:
-        found = []
-        for path in self._devices:
-            try:
-                device = Device.open(path)
-            except EmulatedDeviceError as error:
-                found.append(str(error))
-            else:
-                if device.advisory:
-                    found.append(f"emulated device {path}: its capacity is advisory; run as root for a real limit")
-        return found
-
-
-async def device_memory(devices: Sequence[Path]) -> list[DeviceMemory]:
-    """What is free on these emulated devices, and who has the rest."""
-
-    def measure(path: Path) -> DeviceMemory:
-        device = Device.open(path)
-        free = device.free_bytes()
-        return DeviceMemory(
-            device=str(path),
-            total_bytes=device.capacity,
-            free_bytes=free,
-            holders=tuple((info.target.pid, info.bytes_on_device) for info in holders(device)),
-        )
-
-    return [await asyncio.to_thread(measure, path) for path in devices]
 
 
 def _state(arenas: Sequence[ArenaInfo]) -> State:

@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from timeslice.backends.base import Backend, Context, Job, Outcome, Probe, Selection
 from timeslice.backends.checks import check_selection, fault, is_alive, living
+from timeslice.backends.steps import Step, combine, together
 from timeslice.backends.toolrun import State, Tool, ToolFailedError, ToolOverdueError
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency, Target
 
-UNDO_S = 10.0  # at least this long for putting things back; as long as the step itself, if that is more
 SETTLE_S = 2.0  # for a call that is overdue while its peers are put back: often it waited for them
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 
@@ -32,11 +31,14 @@ _ACTIONS = {
     "restore": (State.CHECKPOINTED, State.LOCKED),
     "unlock": (State.LOCKED, State.RUNNING),
 }
+_RESIDENCY = {
+    State.RUNNING: Residency.RESIDENT,
+    State.LOCKED: Residency.RESIDENT,
+    State.CHECKPOINTED: Residency.SUSPENDED,
+}
 # A lock fails now and then for no lasting reason. A copy that failed is not tried again: a second restore into a
 # device without room can cost the driver its senses.
 _RETRIED = ("lock", "unlock")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +70,9 @@ class CheckpointBackend(Backend):
 
     async def probe(self, job: Job) -> Probe:
         seen = await self._see_all(job)
-        states = {s.state for s in seen.values() if not self._is_bare(s)}
-        if any(self._tool.overdue(target) for target in seen) or (len(states) > 1 and State.CHECKPOINTED in states):
+        state = combine(_RESIDENCY[s.state] for s in seen.values() if not self._is_bare(s))
+        if any(self._tool.overdue(target) for target in seen):
             state = Residency.FAULTED
-        elif State.CHECKPOINTED in states:
-            state = Residency.SUSPENDED
-        else:
-            state = Residency.RESIDENT if states else Residency.ABSENT
         return Probe(
             state=state,
             device_bytes=sum(s.device_bytes for s in seen.values()),
@@ -88,14 +86,14 @@ class CheckpointBackend(Backend):
 
     async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
-        step = _Step(deadline_s)
+        step = Step(deadline_s)
         if any(not self._is_bare(s) for s in (await self._see_all(job)).values()):
             await self._lock_all(job, step)
         return step.outcome()
 
     async def suspend(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
-        step = _Step(deadline_s)
+        step = Step(deadline_s)
         before = await self._see_all(job)
         if all(self._is_bare(s) for s in before.values()):
             return step.outcome()
@@ -104,7 +102,7 @@ class CheckpointBackend(Backend):
         try:
             await self._all(job, "checkpoint", await self._members(job, step.until, State.LOCKED), step.until)
         except BackendError as error:
-            await self._run_on(job, deadline_s, error)
+            await self._run_on(job, step, error)
             raise
         step.note("checkpoint")
         left = sum(s.device_bytes for s in (await self._see_all(job)).values())
@@ -112,19 +110,19 @@ class CheckpointBackend(Backend):
 
     async def restore(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
-        step = _Step(deadline_s)
+        step = Step(deadline_s)
         members = await self._members(job, step.until, State.CHECKPOINTED)
         try:
             await self._all(job, "restore", members, step.until)
         except BackendError as error:
-            await self._put_out_again(job, deadline_s, error)
+            await self._put_out_again(job, step, error)
             raise
         step.note("restore")
         seen = await self._see_all(job)
         return step.outcome(sum(s.total_bytes for target, s in seen.items() if target in members))
 
     async def release(self, job: Job, *, deadline_s: float) -> Outcome:
-        step = _Step(deadline_s)
+        step = Step(deadline_s)
         if await self._members(job, step.until, State.CHECKPOINTED):
             raise fault(FaultKind.UNSUPPORTED, job, "it is suspended; restore it before it is released")
         await self._all(job, "unlock", await self._members(job, step.until, State.LOCKED), step.until)
@@ -132,7 +130,7 @@ class CheckpointBackend(Backend):
         return step.outcome()
 
     async def abort(self, job: Job, *, deadline_s: float) -> Outcome:
-        step = _Step(deadline_s)
+        step = Step(deadline_s)
         states = await self._states(job, step.until)
         if states and all(state is State.CHECKPOINTED for state in states.values()):
             raise fault(FaultKind.UNSUPPORTED, job, "it is suspended, so there is no prepare to undo; restore it")
@@ -150,7 +148,7 @@ class CheckpointBackend(Backend):
 
     async def _states(self, job: Job, until: float) -> dict[Target, State]:
         targets = living(job)
-        states = await _together(self._look(job, target, until) for target in targets)
+        states = await together(self._look(job, target, until) for target in targets)
         return {target: state for target, state in zip(targets, states, strict=True) if state}
 
     async def _members(self, job: Job, until: float, wanted: State) -> list[Target]:
@@ -180,16 +178,16 @@ class CheckpointBackend(Backend):
     def _overdue(self, job: Job, target: Target) -> BackendError:
         return fault(FaultKind.POISONED, job, self._tool.overdue(target) or "a checkpoint tool was overdue")
 
-    async def _lock_all(self, job: Job, step: _Step) -> None:
+    async def _lock_all(self, job: Job, step: Step) -> None:
         try:
             await self._all(job, "lock", await self._members(job, step.until, State.RUNNING), step.until)
         except BackendError as error:
-            await self._run_on(job, step.deadline_s, error)
+            await self._run_on(job, step, error)
             raise
         step.note("lock")
 
     async def _all(self, job: Job, action: str, targets: Sequence[Target], until: float) -> None:
-        await _together(self._act(job, target, action, until) for target in targets)
+        await together(self._act(job, target, action, until) for target in targets)
 
     async def _act(self, job: Job, target: Target, action: str, until: float) -> None:
         """One action on one target, until it is seen to have worked or the target is gone."""
@@ -216,15 +214,15 @@ class CheckpointBackend(Backend):
             except ToolOverdueError:
                 raise self._overdue(job, target) from None
 
-    async def _run_on(self, job: Job, deadline_s: float, cause: BackendError) -> None:
+    async def _run_on(self, job: Job, step: Step, cause: BackendError) -> None:
         """After a failed prepare or suspend: everything back on the device and running, or a poisoned fault."""
         try:
-            await self._bring_back(job, time.monotonic() + max(UNDO_S, deadline_s))
+            await self._bring_back(job, step.undo_until())
         except BackendError as error:
             raise fault(FaultKind.POISONED, job, f"{cause}; and putting it back failed: {error}") from cause
 
     async def _bring_back(self, job: Job, until: float) -> None:
-        await _together(self._bring_target_back(job, target, until) for target in living(job))
+        await together(self._bring_target_back(job, target, until) for target in living(job))
 
     async def _bring_target_back(self, job: Job, target: Target, until: float) -> None:
         if not await self._tool.idle(target, min(until, time.monotonic() + SETTLE_S)):
@@ -234,43 +232,10 @@ class CheckpointBackend(Backend):
         if await self._look(job, target, until) is State.LOCKED:
             await self._act(job, target, "unlock", until)
 
-    async def _put_out_again(self, job: Job, deadline_s: float, cause: BackendError) -> None:
+    async def _put_out_again(self, job: Job, step: Step, cause: BackendError) -> None:
         """After a failed restore: the targets that came in leave again, so the job is suspended as a whole."""
-        until = time.monotonic() + max(UNDO_S, deadline_s)
+        until = step.undo_until()
         try:
             await self._all(job, "checkpoint", await self._members(job, until, State.LOCKED), until)
         except BackendError as error:
             raise fault(FaultKind.POISONED, job, f"{cause}; and putting it out again failed: {error}") from cause
-
-
-async def _together(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all to their end, whatever happens to one of them; then raise the gravest fault."""
-    results = await asyncio.gather(*steps, return_exceptions=True)
-    done = [result for result in results if not isinstance(result, BaseException)]
-    if len(done) < len(results):
-        raise max((r for r in results if isinstance(r, BaseException)), key=_gravity)
-    return done
-
-
-def _gravity(error: BaseException) -> int:
-    if not isinstance(error, BackendError):
-        return 2
-    return 1 if error.kind is FaultKind.POISONED else 0
-
-
-class _Step:
-    """Deadline and timing of one step."""
-
-    def __init__(self, deadline_s: float) -> None:
-        self.deadline_s = deadline_s
-        self._began = self._last = time.monotonic()
-        self.until = self._began + deadline_s
-        self._steps: dict[str, float] = {}
-
-    def note(self, name: str) -> None:
-        now = time.monotonic()
-        self._steps[name], self._last = now - self._last, now
-
-    def outcome(self, moved_bytes: int = 0, freed_bytes: int = 0) -> Outcome:
-        seconds = time.monotonic() - self._began
-        return Outcome(moved_bytes=moved_bytes, freed_bytes=freed_bytes, seconds=seconds, steps=self._steps)

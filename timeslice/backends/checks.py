@@ -22,17 +22,20 @@ def is_alive(target: Target) -> bool:
     return start_time_of(target.pid) == target.start
 
 
+def is_foreign(target: Target) -> bool:
+    """True if the target's number counts in another PID namespace, so that here it may be any other process's."""
+    return target.pid_namespace not in ("", str(Path("/proc/self/ns/pid").readlink()))
+
+
 def living(job: Job) -> list[Target]:
-    """The job's targets that still run. BackendError(unsupported) for one whose number means nothing here."""
-    here = str(Path("/proc/self/ns/pid").readlink())
+    """The job's targets that still run. BackendError(unsupported) for one that can't be told from here."""
     for target in job.targets:
-        # Its number may be any other process's in our namespace: the worst mistake that a backend can make.
-        if target.pid_namespace not in ("", here):
+        if is_foreign(target):
             raise fault(
                 FaultKind.UNSUPPORTED,
                 job,
-                f"process {target.pid} counts in PID namespace {target.pid_namespace}, the agent in {here}; "
-                "run the agent with the host's PID namespace, or in the job's",
+                f"process {target.pid} counts in another PID namespace ({target.pid_namespace}); "
+                "run the agent in that one, or give it the host's",
             )
     return [target for target in job.targets if is_alive(target)]
 

@@ -1,0 +1,263 @@
+"""Workloads that move their own device state: callbacks of a job, called when its node's agent says so.
+
+Commands and answers go over one stream of the process. A daemon thread reads it on connections of its own, so the job
+need not do anything for it; it must only not touch the device state outside of its holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from pydantic import ValidationError
+
+from timeslice.client.callbacks import Busy, Callbacks, OnRestore, OnSuspend, ProbeNow
+from timeslice.client.identity import declared, process_id, this_target
+from timeslice.errors import FaultKind, RedisUnreachableError, TimeSliceError, UsageError
+from timeslice.locks import scripts
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.flows import Wait
+from timeslice.locks.keys import Keys
+from timeslice.models import ChannelAnswer, ChannelCommand, Residency
+from timeslice.settings import Settings, default_job, default_node, find_url
+
+log = logging.getLogger("timeslice")
+
+REFRESH_S = 5.0  # the registration is repeated that often, in case the server forgot it
+KEPT_ANSWERS = 64
+_KEPT_ENTRIES = 64
+_KEEP_S = 3600
+_ANSWER_S = 10.0  # then the answer is kept for the next time it is asked for
+_PAUSE_S = 0.5
+_CLOSE_S = 2.0
+
+
+def register_workload(
+    group: str,
+    *,
+    on_suspend: OnSuspend,
+    on_restore: OnRestore,
+    probe: ProbeNow | None = None,
+    job: str | None = None,
+    modes: Sequence[Literal["offload", "discard"]] = ("offload",),
+    tags: Sequence[str] = (),
+    url: str | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Workload:
+    """Let the agent of this node move this process's device state in ``group`` through these callbacks.
+
+    ``on_suspend(mode, tags)`` moves the state to host memory (or drops it, for ``discard``) and returns when the
+    device memory is free; ``on_restore(tags)`` brings it back. Both may return the bytes that they moved, and raise
+    Busy to be asked again. If one fails, the state must be where it was. Empty tags mean everything.
+    ``probe()`` returns (Residency, bytes on the device, bytes in host memory); without it the workload counts as
+    resident from now on, and as what it was last told afterwards.
+
+    Callbacks run on a thread of their own, one at a time; coroutine functions run on ``loop``, by default the one that
+    runs now. ``job`` and ``url`` as for ``timeslice.hold``.
+
+    Raises InvalidNameError, and UsageError when no server is known or this process registered for the group already.
+    """
+    callbacks = Callbacks(on_suspend, on_restore, probe, loop=loop, modes=tuple(modes), tags=tuple(tags))
+    return Workload(group, callbacks, job=job, url=url)
+
+
+class ArenaLike(Protocol):
+    """What is needed of a ``timeslice.arena.Arena``."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def bytes_on_device(self) -> int: ...
+    @property
+    def bytes_on_host(self) -> int: ...
+    def suspend(self) -> int: ...
+    def resume(self) -> int: ...
+
+
+def register_arena(group: str, arena: ArenaLike, *, job: str | None = None, url: str | None = None) -> Workload:
+    """``register_workload`` for memory on the emulated device: all of ``arena`` moves."""
+
+    def probe() -> tuple[Residency, int, int]:
+        try:
+            suspended = arena.state == "checkpointed"
+        except UsageError:  # closed
+            return Residency.ABSENT, 0, 0
+        on_device = arena.bytes_on_device
+        state = Residency.SUSPENDED if suspended else Residency.RESIDENT if on_device else Residency.ABSENT
+        return state, on_device, arena.bytes_on_host
+
+    return register_workload(
+        group,
+        on_suspend=lambda _mode, _tags: arena.suspend(),
+        on_restore=lambda _tags: arena.resume(),
+        probe=probe,
+        job=job,
+        url=url,
+    )
+
+
+class Workload:
+    """A registration, alive until ``close`` or the end of the process. A forked child has none."""
+
+    def __init__(
+        self,
+        group: str,
+        callbacks: Callbacks,
+        *,
+        job: str | None,
+        url: str | None,
+    ) -> None:
+        node = default_node()
+        self.group, self.job = group, job or default_job()
+        keys = Keys(Settings().prefix)
+        self._keys = keys.group(group)
+        known = this_target(group, self.job, node)
+        if known.channel:
+            raise UsageError(
+                f"group {group}: process {known.pid} has a workload of job {self.job} already; close that one first",
+                group=group,
+                job=self.job,
+            )
+        # The group is part of it: the roles of one job in one process must not hear each other's commands.
+        channel = f"{group}.{process_id(node)}"
+        self.target = known.model_copy(update={"channel": channel, "modes": callbacks.modes, "tags": callbacks.tags})
+        self._stream = keys.channel(self.job, channel)
+        self._callbacks = callbacks
+        self._answers: OrderedDict[str, ChannelAnswer] = OrderedDict()
+        self._after = ""
+        self._refresh_at = 0.0
+        self._closed = threading.Event()
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        if Settings().disable:
+            return
+        self._driver = SyncDriver(find_url(url))
+        try:
+            self._refresh(deadline_s=1.0)
+        except RedisUnreachableError as error:
+            log.warning("group %s: the workload of job %s registers later: %s", group, self.job, error)
+        self._thread = threading.Thread(target=self._run, name=f"timeslice-workload-{group}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the registration; a command under way is finished first. Does nothing in a forked child."""
+        if self._closed.is_set() or self._thread is None or self._pid != os.getpid():
+            return
+        self._closed.set()
+        self._callbacks.close()
+        declared.pop((self.group, self.job), None)
+        plain = this_target(self.group, self.job, self.target.host)
+        try:
+            self._register(plain.model_dump_json(), _CLOSE_S)
+            self._add("close", "", _CLOSE_S)  # wakes the thread
+        except TimeSliceError as error:
+            log.warning("group %s: the workload of job %s closed unseen: %s", self.group, self.job, error)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(REFRESH_S + _CLOSE_S)
+        self._driver.close()
+
+    def _run(self) -> None:
+        lost = False
+        while not self._closed.is_set():
+            try:
+                self._turn()
+                lost = False
+            except Exception as error:
+                if not lost:
+                    log.warning("group %s: the workload of job %s goes on later: %s", self.group, self.job, error)
+                lost = True
+                self._refresh_at = 0.0  # the server may have forgotten everything meanwhile
+                self._closed.wait(_PAUSE_S)
+
+    def _turn(self) -> None:
+        if (left := self._refresh_at - time.monotonic()) <= 0:
+            self._refresh(deadline_s=REFRESH_S)
+            left = REFRESH_S
+        for entry_id, fields in self._driver.wait(Wait(self._stream, self._after, int(left * 1000))):
+            self._after = entry_id
+            if fields.get("kind") == "command" and not self._closed.is_set():
+                self._obey(fields.get("body", ""))
+
+    def _refresh(self, *, deadline_s: float) -> None:
+        def newest() -> Any:
+            return self._driver.client.xrevrange(self._stream, count=1)
+
+        found = self._driver.retry(newest, deadline_s=deadline_s)
+        last = scripts.text(found[0][0]) if found else "0-0"
+        # What an earlier workload of this process left unanswered is none of ours. A stream that ends before the place
+        # where we were is another one, made after the server lost its data: all of it is new.
+        if not self._after:
+            self._after = last
+        elif _position(last) < _position(self._after):
+            self._after = "0-0"
+        declared[self.group, self.job] = self.target
+        self._register(self.target.model_dump_json(), deadline_s)
+        self._refresh_at = time.monotonic() + REFRESH_S
+
+    def _register(self, record: str, deadline_s: float) -> None:
+        call = scripts.register(self._keys, self.job, self.target.host, self.target.pid, record)
+        self._driver.run(call, deadline_s=deadline_s)
+
+    def _obey(self, body: str) -> None:
+        try:
+            command = ChannelCommand.model_validate_json(body)
+        except ValidationError as error:
+            log.warning("group %s: a command to job %s is invalid and ignored: %s", self.group, self.job, error)
+            return
+        answer = self._answers.get(command.id)
+        if answer is None:
+            answer = self._answers[command.id] = self._execute(command)
+            while len(self._answers) > KEPT_ANSWERS:
+                self._answers.popitem(last=False)
+        self._add("answer", answer.model_dump_json(), _ANSWER_S)
+
+    def _execute(self, command: ChannelCommand) -> ChannelAnswer:
+        began, moved = time.monotonic(), 0
+        try:
+            if command.action == "suspend":
+                moved = self._callbacks.suspend(command.mode, command.tags)
+            elif command.action == "restore":
+                moved = self._callbacks.restore(command.tags)
+            state, device_bytes, host_bytes = self._callbacks.look()
+            return ChannelAnswer(
+                id=command.id,
+                ok=True,
+                state=state,
+                device_bytes=device_bytes,
+                host_bytes=host_bytes,
+                moved_bytes=moved,
+                seconds=time.monotonic() - began,
+            )
+        except (Exception, SystemExit) as error:
+            busy = isinstance(error, Busy) or getattr(error, "kind", None) is FaultKind.BUSY
+            if not busy:
+                log.exception("group %s: %s of job %s failed", self.group, command.action, self.job)
+            reason = f"{type(error).__name__}: {error}"[:2000]
+            return ChannelAnswer(
+                id=command.id,
+                ok=False,
+                busy=busy,
+                state=Residency.FAULTED,
+                error=reason,
+                seconds=time.monotonic() - began,
+            )
+
+    def _add(self, kind: str, body: str, deadline_s: float) -> None:
+        def attempt() -> None:
+            with self._driver.client.pipeline(transaction=True) as pipeline:
+                pipeline.xadd(self._stream, {"kind": kind, "body": body}, maxlen=_KEPT_ENTRIES, approximate=True)
+                pipeline.expire(self._stream, _KEEP_S)
+                pipeline.execute()
+
+        self._driver.retry(attempt, deadline_s=deadline_s)
+
+
+def _position(entry_id: str) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition("-")
+    return int(milliseconds), int(number)
