@@ -131,6 +131,21 @@ def test_asking_for_a_mount_never_gives_a_pool(
     pool.destroy()
 
 
+def test_kernel_refuses_what_looked_free(make_device: DeviceMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a neighbour takes the memory between the look and the request, it is all or nothing all the same."""
+    device = make_device()
+    monkeypatch.setattr(Device, "free_bytes", lambda self: 1 << 40)
+    files = [device.new_file(), device.new_file()]
+    with pytest.raises(DeviceOutOfMemoryError) as raised:
+        device.reserve([(files[0], MIB), (files[1], CAPACITY)], (os.getpid(), 0, 0), CAPACITY + MIB, "wait")
+    assert isinstance(raised.value.__cause__, OSError)
+    assert [os.fstat(fd).st_size for fd in files] == [0, 0]
+    for fd in files:
+        os.close(fd)
+    monkeypatch.undo()
+    assert device.used_bytes() == 0
+
+
 def test_second_job_does_not_fit(device: Device, start_job: StartJob) -> None:
     """The second job gets an out-of-memory error that names need and free, and leaves nothing behind."""
     first, second = start_job(device), start_job(device)

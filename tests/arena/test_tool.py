@@ -310,6 +310,15 @@ def test_child_of_fork_is_no_target(device: Device, start_job: StartJob, tool: T
         os.kill(child, signal.SIGKILL)
 
 
+def test_heir_of_a_descriptor_is_no_target(make_device: DeviceMaker, start_job: StartJob, tool: Tool) -> None:
+    """A process that only inherited the descriptor of a control block is not taken for the arena's owner."""
+    job = start_job(make_device())
+    heir, fd = job.heir()
+    assert "timeslice-arena" in str(Path(f"/proc/{heir}/fd/{fd}").readlink())
+    assert "initialization error" in tool("--action", "lock", "--pid", heir).stderr
+    assert process_state(heir) != "T"
+
+
 def test_lock_gives_up_in_time(device: Device, start_job: StartJob, tool: Tool) -> None:
     """A lock that can't be had within its timeout fails as "device not ready" and leaves the process running."""
     job = start_job(device)
