@@ -190,15 +190,16 @@ def test_slow(make_device: DeviceMaker, start_job: StartJob, tool: Tool) -> None
 def test_lie(device: Device, start_job: StartJob, tool: Tool) -> None:
     """A lying checkpoint claims success with the memory still on the device; the content survives it."""
     job = start_job(device)
-    view = job.allocate(SIZE)
+    size = 10 * MIB  # more than half of the device: what the lie left there is in the way of the restore
+    view = job.allocate(size)
     digest = job.fill(view, 4)
     tool.act(job.pid, "lock")
     tool.act(job.pid, "checkpoint", TIMESLICE_ARENA_FAULTS="checkpoint:lie")
-    assert (tool.state(job.pid), device.used_bytes()) == ("checkpointed", SIZE)
+    assert (tool.state(job.pid), device.used_bytes()) == ("checkpointed", size)
     tool.act(job.pid, "restore", TIMESLICE_ARENA_FAULTS="restore:lie")
     assert tool.state(job.pid) == "checkpointed"
     tool.act(job.pid, "restore", "unlock")
-    assert (job.digest(view), device.used_bytes()) == (digest, SIZE)
+    assert (job.digest(view), device.used_bytes()) == (digest, size)
     tool.act(job.pid, "lock", TIMESLICE_ARENA_FAULTS="lock:lie")
     assert job.state() == "running"
 
