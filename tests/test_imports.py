@@ -21,8 +21,9 @@ ALLOWED = {
     "embedded": BASE,
     "locks": BASE,
     "client": BASE | {"locks"},
-    "agent": BASE | {"locks", "backends", "arena"},
-    "coordinator": BASE | {"locks"},
+    "agent": BASE | {"locks", "backends", "arena", "metrics"},
+    "coordinator": BASE | {"locks", "metrics"},
+    "metrics": set(),
     "backends": {"errors", "names", "models", "arena"},
     "arena": {"errors", "names", "models"},
 }

@@ -1,0 +1,160 @@
+"""A snapshot backend for tests: it moves numbers instead of bytes, and can be told to misbehave.
+
+Its state is in files, so that it outlives an agent that is killed, and a test can read and change it. A job's entry
+is ``<job>.json``, the knobs are in ``knobs.json``: operation -> settings::
+
+    delay     seconds to wait first
+    fail      how often it still fails; -1 for ever
+    kind      of the fault
+    hang      wait for ever, until the file `release` appears
+    die       kill the agent's process: "before" or "after" the work
+    share     of the memory that a suspend really frees
+    late      seconds after which the rest of it is freed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from timeslice.agent import procfs
+from timeslice.agent.journal import write_whole
+from timeslice.backends.base import Backend, Capabilities, Context, DeviceMemory, Job, Outcome, Probe, Selection
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Residency
+
+CAPACITY = 1000
+
+
+@dataclass
+class Fake:
+    """The fake device of one group: what a test sets and reads."""
+
+    folder: Path
+
+    def read(self, name: str) -> dict[str, Any]:
+        path = self.folder / f"{name}.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    def write(self, name: str, value: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / f"{name}.json", json.dumps(value).encode())
+
+    def load(self, job: str, size: int) -> None:
+        """The job has state on the device now."""
+        self.write(job, {"state": "resident", "bytes": size, "locked": False, "lingers": 0, "until": 0})
+
+    def knob(self, operation: str, **settings: Any) -> None:
+        self.write("knobs", {**self.read("knobs"), operation: settings})
+
+    def state(self, job: str) -> str:
+        return str(self.read(job).get("state", "absent"))
+
+    def locked(self, job: str) -> bool:
+        return bool(self.read(job).get("locked"))
+
+    def calls(self) -> list[str]:
+        """Every operation that touched a job, as ``operation job``."""
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+class KnobBackend(Backend):
+    name = "knobs"
+
+    def __init__(self, context: Context) -> None:
+        self._fake = Fake(Path(context.options["folder"]) / context.group)
+        self._fake.folder.mkdir(parents=True, exist_ok=True)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(forced=True, freed_share=0.99)
+
+    async def probe(self, job: Job) -> Probe:
+        await self._knobs("probe")
+        entry = self._fake.read(job.job)
+        if not entry or not any(procfs.look_at(target.pid) for target in job.targets):
+            return Probe(state=Residency.ABSENT)
+        suspended = entry["state"] == "suspended"
+        return Probe(
+            state=Residency(entry["state"]),
+            device_bytes=0 if suspended else entry["bytes"],
+            host_bytes=entry["bytes"] if suspended else 0,
+            locked=entry["locked"],
+        )
+
+    async def estimate(self, job: Job, selection: Selection) -> int:
+        return (await self.probe(job)).device_bytes
+
+    async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
+        return await self._change("prepare", job, locked=True)
+
+    async def suspend(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
+        knobs = self._fake.read("knobs").get("suspend", {})
+        size = self._fake.read(job.job).get("bytes", 0)
+        kept = int(size * (1 - knobs.get("share", 1)))
+        until = time.time() + knobs.get("late", 1e9)
+        return await self._change("suspend", job, state="suspended", locked=False, lingers=kept, until=until)
+
+    async def restore(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
+        return await self._change("restore", job, state="resident", locked=True, lingers=0)
+
+    async def release(self, job: Job, *, deadline_s: float) -> Outcome:
+        return await self._change("release", job, locked=False)
+
+    async def abort(self, job: Job, *, deadline_s: float) -> Outcome:
+        return await self._change("abort", job, locked=False)
+
+    async def health(self) -> Sequence[str]:
+        return ()
+
+    async def memory(self) -> Sequence[DeviceMemory]:
+        holders = []
+        for path in sorted(self._fake.folder.glob("*.json")):
+            entry = self._fake.read(path.stem)
+            if "state" in entry:
+                lingers = entry["lingers"] if time.time() < entry["until"] else 0
+                size = entry["bytes"] if entry["state"] == "resident" else lingers
+                if size and procfs.look_at(entry.get("pid", os.getpid())):
+                    holders.append((entry.get("pid", 0), size))
+        taken = sum(size for _, size in holders)
+        free = CAPACITY - taken
+        return (DeviceMemory(device="fake0", total_bytes=CAPACITY, free_bytes=free, holders=tuple(holders)),)
+
+    async def _change(self, operation: str, job: Job, **values: Any) -> Outcome:
+        with (self._fake.folder / "calls").open("a") as calls:
+            calls.write(f"{operation} {job.job}\n")
+        knobs = await self._knobs(operation)
+        entry = self._fake.read(job.job)
+        if entry:
+            self._fake.write(job.job, {**entry, "pid": job.targets[0].pid, **values})
+        if knobs.get("die") == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Outcome(moved_bytes=entry.get("bytes", 0))
+
+    async def _knobs(self, operation: str) -> dict[str, Any]:
+        knobs: dict[str, Any] = self._fake.read("knobs").get(operation, {})
+        await asyncio.sleep(knobs.get("delay", 0))
+        while knobs.get("hang") and not (self._fake.folder / "release").exists():
+            await asyncio.sleep(0.02)
+        if knobs.get("die") == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if left := knobs.get("fail", 0):
+            self._fake.knob(operation, **{**knobs, "fail": left - 1 if left > 0 else -1})
+            raise BackendError(
+                f"{operation} fails by order of the test", kind=FaultKind(knobs.get("kind", "transient"))
+            )
+        return knobs
+
+
+def make(name: str, context: Context) -> Backend:
+    """Stands in for the registry."""
+    assert name == "knobs"
+    return KnobBackend(context)

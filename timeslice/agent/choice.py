@@ -1,0 +1,95 @@
+"""Which backend moves a job: the first of the group's ordered list that applies to its processes as they are now."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from timeslice.agent import procfs
+from timeslice.backends.base import Backend, Channel, Context, DeviceMemory
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Target
+
+log = logging.getLogger("timeslice.agent")
+
+MakeBackend = Callable[[str, Context], Backend]
+CHANNEL = "channel"
+DEFAULT, DEFAULT_EMULATED = (CHANNEL, "noop"), (CHANNEL, "arena")
+
+
+def _listens(targets: Sequence[Target]) -> bool:
+    """Whether a workload in these processes can answer: a stopped one can't, and would cost the whole deadline."""
+    listening = [target for target in targets if target.channel]
+    return bool(listening) and all(procfs.runs(target) for target in listening)
+
+
+class BackendSet:
+    """The backends of one group, in order of preference."""
+
+    def __init__(self, group: str, node: str, backends: Mapping[str, Backend]) -> None:
+        self._group, self._node = group, node
+        self._backends = dict(backends)
+
+    @classmethod
+    def make(
+        cls,
+        group: str,
+        node: str,
+        specs: Sequence[str],
+        *,
+        devices: Sequence[Path],
+        channel: Channel,
+        make: MakeBackend,
+    ) -> BackendSet:
+        """From ``name`` or ``name:key=value,...`` each. BackendError(unsupported) when one can't run here."""
+        found = {}
+        for spec in specs or (DEFAULT_EMULATED if devices else DEFAULT):
+            name, _, rest = spec.partition(":")
+            options = dict(pair.split("=", 1) for pair in rest.split(",") if "=" in pair)
+            context = Context(group=group, node=node, devices=tuple(devices), channel=channel, options=options)
+            found[name] = make(name, context)
+        return cls(group, node, found)
+
+    def __getitem__(self, name: str) -> Backend:
+        return self._backends[name]
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._backends)
+
+    def choose(self, job: str, targets: Sequence[Target], prefer: str = "") -> Backend:
+        """The backend for a job. ``prefer`` is the one that suspended it. BackendError(unsupported) if none can."""
+        asked = {target.backend for target in targets} - {""}
+        if len(asked) > 1 or asked - self._backends.keys():
+            raise self._unsupported(job, f"its processes ask for {', '.join(sorted(asked))}")
+        order = [*asked] or [*({prefer} & self._backends.keys()), *self._backends]
+        for name in order:
+            if name != CHANNEL or _listens(targets):
+                return self._backends[name]
+        raise self._unsupported(job, "its workload does not answer on its channel (no channel, or stopped)")
+
+    def observer(self, targets: Sequence[Target]) -> Backend | None:
+        """One that can look at the job from outside, without asking the job."""
+        asked = {target.backend for target in targets} - {""}
+        names = asked & self._backends.keys() or self._backends
+        return next((self._backends[name] for name in names if name != CHANNEL), None)
+
+    async def measure(self) -> Sequence[DeviceMemory]:
+        """The group's devices on this node, by the first backend that can tell; empty if none can."""
+        for backend in self._backends.values():
+            if devices := await backend.memory():
+                return devices
+        return ()
+
+    async def health(self) -> list[str]:
+        return [f"{name}: {line}" for name, backend in self._backends.items() for line in await backend.health()]
+
+    def _unsupported(self, job: str, why: str) -> BackendError:
+        return BackendError(
+            f"group {self._group}: no backend of node {self._node} can move job {job}: {why}; "
+            f"this agent has: {', '.join(self._backends) or 'none'} (timeslice agent --backend)",
+            kind=FaultKind.UNSUPPORTED,
+            group=self._group,
+            job=job,
+            node=self._node,
+        )

@@ -1,0 +1,61 @@
+"""What can be concluded from measured device memory. Pure. All sizes in bytes.
+
+A backend's word is not enough: a suspend that says "done" may have freed nothing, or free it late; a restore into
+a device that is not empty may poison the driver for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from timeslice.backends.base import DeviceMemory
+
+Devices = Sequence[DeviceMemory]
+
+
+def freed(before: Devices, after: Devices) -> dict[str, int]:
+    """Bytes that became free on each device; never negative."""
+    earlier = {device.device: device.free_bytes for device in before}
+    gained = {device.device: device.free_bytes - earlier.get(device.device, device.free_bytes) for device in after}
+    return {name: max(size, 0) for name, size in gained.items()}
+
+
+def shortage(devices: Devices, footprint: Mapping[str, int], need: int) -> str:
+    """Why a job can't come back now, naming who holds the memory; '' when it fits.
+
+    ``footprint`` is what it freed on each device when it left; without it (or when it left by other means) ``need``
+    must fit into all of them together.
+    """
+    known = {device.device for device in devices}
+    if footprint.keys() & known:
+        short = [
+            _short(device, footprint[device.device])
+            for device in devices
+            if footprint.get(device.device, 0) > device.free_bytes
+        ]
+        return "; ".join(short)
+    if not devices or need <= sum(device.free_bytes for device in devices):
+        return ""
+    return "; ".join(_short(device, need) for device in devices)
+
+
+def _short(device: DeviceMemory, need: int) -> str:
+    holders = ", ".join(f"process {pid} holds {size}" for pid, size in device.holders)
+    figures = f"device {device.device}: {need} bytes needed, {device.free_bytes} free"
+    return f"{figures}; {holders}" if holders else figures
+
+
+def left_behind(devices: Devices, dead: frozenset[int], others: int, had: int) -> int:
+    """Bytes that dead processes still seem to have on the devices.
+
+    Where the devices tell holders, theirs are counted. Else what nobody living explains (``others``: bytes of the
+    living) is taken for theirs, if it is about as much as they ``had``.
+    """
+    total = 0
+    for device in devices:
+        total += sum(size for pid, size in device.holders if pid in dead)
+    if total or any(device.holders for device in devices):
+        return total
+    used = sum(device.total_bytes - device.free_bytes for device in devices)
+    unexplained = used - others
+    return unexplained if had and unexplained >= had // 2 else 0

@@ -1,0 +1,90 @@
+"""What the parts of an agent that serve one group share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from timeslice import metrics
+from timeslice.agent import fencing
+from timeslice.agent.calling import Caller
+from timeslice.agent.choice import BackendSet
+from timeslice.agent.journal import Journal
+from timeslice.agent.memory import HostMemory
+from timeslice.agent.presence import Presences
+from timeslice.agent.state import Ledger, Seen, Undo
+from timeslice.agent.steps import Steps
+from timeslice.agent.targets import TargetRegistry
+from timeslice.locks.drivers import AsyncDriver
+from timeslice.locks.keys import GroupKeys
+from timeslice.locks.scripts import text
+from timeslice.models import Command, GroupConfig, Residency
+
+OUT = {"", Residency.ABSENT, Residency.GONE, Residency.SUSPENDED}
+
+log = logging.getLogger("timeslice.agent")
+
+
+class Scope:
+    """One group on one node. ``wake`` asks for a heartbeat now."""
+
+    def __init__(
+        self,
+        keys: GroupKeys,
+        node: str,
+        driver: AsyncDriver,
+        folder: Path,
+        host: HostMemory,
+    ) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.keys, self.node, self.driver, self.host = keys, node, driver, host
+        self.name = keys.name
+        self.config = GroupConfig()
+        self.wake = asyncio.Event()
+        self.caller = Caller(self.name)
+        self.journal = Journal(folder / "journal.json")
+        self.registry = TargetRegistry(self.name, node, folder / "targets.json", self.wake.set)
+        self.floor = self.ledger.floor
+        self.out_at: dict[str, int] = {}  # job -> the highest number known when it was last seen off the device
+
+    def equip(self, backends: BackendSet) -> None:
+        """Give the group its backends, which may need the scope's parts to be made."""
+        self.backends = backends
+        self.presences = Presences(self.name, self.node, self.registry, backends, self.journal, self.caller)
+        self.steps = Steps(self.name, self.presences, self.host, self.caller)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.journal.ledger
+
+    def undo_of(self, command: Command) -> Undo:
+        """What the swap of this order may have done here so far."""
+        return self.ledger.undo if self.ledger.swap == command.swap else Undo()
+
+    def raise_floor(self, number: int) -> None:
+        self.floor = max(self.floor, number)
+
+    async def keep_floor(self, *, fence: int = 0) -> None:
+        """Put the highest number seen on disk; ``fence`` is the newest grant's token."""
+        await self.journal.update_anyway(lambda ledger: fencing.raised(ledger, floor=self.floor, fence=fence))
+
+    async def refresh(self) -> None:
+        """Learn which processes registered meanwhile. RedisUnreachableError."""
+        flat = await self.driver.retry(lambda: self.driver.client.hgetall(self.keys.targets))
+        await self.registry.refresh({text(name): text(value) for name, value in flat.items()})
+
+    def note(self, seen: Sequence[Seen], *, moved: bool = False) -> None:
+        """Remember what was observed of jobs. ``moved``: after an order, which may itself have brought them in."""
+        for job in seen:
+            if job.state in OUT:
+                self.out_at[job.job] = self.floor
+            elif moved:
+                self.out_at.pop(job.job, None)
+            if job.state in {Residency.GONE, Residency.ABSENT}:
+                self.presences.last.pop(job.job, None)
+            else:
+                self.presences.last[job.job] = job
+            self.host.note(self.name, job.job, job.host_bytes)
+        metrics.HOST_BYTES_HELD.labels(self.name).set(sum(self.host.held.get(self.name, {}).values()))

@@ -1,0 +1,117 @@
+"""One group's heartbeat: joins it, vouches for the holder, keeps the floor, and reports what was observed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from timeslice.agent import procfs
+from timeslice.agent.executor import Executor
+from timeslice.agent.group import Scope
+from timeslice.agent.look import Looker
+from timeslice.errors import RedisUnreachableError, TimeSliceError
+from timeslice.locks import scripts
+from timeslice.locks.scripts import Observed, Pulse
+from timeslice.locks.view import GroupView
+from timeslice.models import Residency
+
+log = logging.getLogger("timeslice.agent")
+
+_SOON_S = 0.2  # news that came at a bad time are told again after this pause
+
+
+class Heartbeat:
+    """Beats every third of ``ttl_s``, and at once when a process ended or an order was carried out."""
+
+    def __init__(self, scope: Scope, executor: Executor, ttl_s: float) -> None:
+        self._scope, self._executor, self._ttl_s = scope, executor, ttl_s
+        self._looker = Looker(scope)
+
+    async def join(self) -> None:
+        """The first beat. Every known job was probed before anything is said. Raises what is wrong."""
+        view = await self._scope.driver.view(self._scope.keys)
+        await self._take(view)
+        self._scope.raise_floor(view.counter)
+        number = self._scope.floor
+        found = await self._looker.look(view, first=True)
+        pulse = await self._pulse(view)
+        await self._report(pulse, found, number)
+
+    async def run(self) -> None:
+        """Beat for ever; a fault is logged, and the next beat comes in its time."""
+        trouble, pause = "", self._ttl_s / 3
+        while True:
+            try:
+                await asyncio.wait_for(self._scope.wake.wait(), pause)
+            except TimeoutError:
+                pass
+            self._scope.wake.clear()
+            try:
+                settled = await self._beat()
+                trouble = ""
+            except TimeSliceError as error:
+                settled = not isinstance(error, RedisUnreachableError)
+                if str(error) != trouble:
+                    log.warning("group %s: the heartbeat failed, trying on: %s", self._scope.name, error)
+                trouble = str(error)
+            pause = self._ttl_s / 3 if settled else self._soon(pause)
+
+    def _soon(self, pause: float) -> float:
+        """A short pause, twice as long each time in a row."""
+        return _SOON_S if pause >= self._ttl_s / 3 else min(pause * 2, self._ttl_s / 3)
+
+    async def _beat(self) -> bool:
+        """One beat. False if some news were not taken yet."""
+        scope = self._scope
+        view = await scope.driver.view(scope.keys)
+        await self._take(view)
+        pulse = await self._pulse(view)
+        await scope.keep_floor(fence=pulse.token)
+        number = scope.floor
+        found: list[Observed] = []
+        if not self._executor.turn.locked():  # a step tells of its jobs itself, and nobody may probe meanwhile
+            await self._executor.tidy(pulse.swap_id)
+            async with self._executor.turn:
+                found = await self._looker.look(view)
+        return await self._report(pulse, found, number)
+
+    async def _take(self, view: GroupView) -> None:
+        self._scope.config = view.config
+        await self._scope.registry.refresh(view.targets)
+
+    async def _pulse(self, view: GroupView) -> Pulse:
+        scope = self._scope
+        call = scripts.heartbeat(
+            scope.keys, scope.node, int(self._ttl_s * 1000), vouch=self._vouch(view), floor=scope.floor
+        )
+        pulse = await scope.driver.run(call, deadline_s=self._ttl_s / 3)
+        if not pulse.known:
+            log.info("node %s joined group %s", scope.node, scope.name)
+        scope.raise_floor(pulse.counter)
+        return pulse
+
+    def _vouch(self, view: GroupView) -> str:
+        """The lease whose holder is seen running here. A stopped, traced or dead process is not vouched for."""
+        state = view.state
+        if state.get("host") != self._scope.node or not state.get("lease_id"):
+            return ""
+        target = self._scope.registry.find(state.get("job", ""), state.get("pid", ""), state.get("start", ""))
+        return state["lease_id"] if target and procfs.runs(target) else ""
+
+    async def _report(self, pulse: Pulse, found: list[Observed], number: int) -> bool:
+        """Tell what was found; ``number`` is the highest that was known before the look. False: tell again soon.
+
+        A node that has joined reports even if it has nothing to tell: the group waits for its word.
+        """
+        scope = self._scope
+        ended = sorted(scope.registry.ended, key=lambda process: (process.job, process.pid))
+        if pulse.known and not found and not ended:
+            return not scope.registry.departed
+        reply = await scope.driver.run(scripts.report(scope.keys, scope.node, number, found, ended, floor=scope.floor))
+        scope.registry.ended.difference_update(ended)
+        if not reply.ignored:
+            for job in found:
+                if job.state == Residency.GONE:
+                    scope.registry.forget(job.job)
+        scope.raise_floor(reply.counter)
+        return reply.ignored == 0 and not scope.registry.departed

@@ -1,0 +1,153 @@
+"""Compares what is really on this node with what the group believes, outside of swaps. Level-triggered: a difference
+is reported until the group has it, so that a lost report or lost data heals at the next heartbeat."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from timeslice import metrics
+from timeslice.agent.calling import Deadline
+from timeslice.agent.group import OUT, Scope
+from timeslice.agent.presence import seen
+from timeslice.agent.state import Seen
+from timeslice.backends.base import Job, Probe
+from timeslice.errors import BackendError
+from timeslice.locks.scripts import Observed
+from timeslice.locks.view import GroupView, MemberView
+from timeslice.models import Residency
+
+log = logging.getLogger("timeslice.agent")
+
+LOOK_S = 5.0
+_LOWER = {Residency.ABSENT, Residency.GONE}
+
+
+@dataclass(frozen=True)
+class _Finding:
+    seen: Seen
+    measured: bool  # the backend measures device memory, so that "nothing there" means something
+
+
+class Looker:
+    """Looks at every job of one group. The caller holds the executor's turn."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._believed: dict[str, str] = {}  # job with processes here -> residency, when the server last knew it
+
+    async def look(self, view: GroupView, *, first: bool = False) -> list[Observed]:
+        """What the group should be told. ``first``: nothing is remembered yet, so the jobs themselves are asked."""
+        scope = self._scope
+        found: list[_Finding] = []
+        for job in scope.registry.jobs():
+            finding = await (self._ask(job) if first else self._observe(job))
+            if finding is None:
+                finding = self._remembered(view, job)
+            if finding:
+                found.append(finding)
+        found += [
+            _Finding(scope.presences.out(job), measured=True)
+            for job in self._departed(view)
+            if not await scope.presences.left_behind(job)
+        ]
+        scope.note([finding.seen for finding in found])
+        unheld = {f.seen.job for f in found if self._is_unheld(view, f.seen)}
+        metrics.UNHELD_JOBS.labels(scope.name).set(len(unheld))
+        self._remember(view)
+        news = [finding for finding in found if self._is_news(view, finding, finding.seen.job in unheld)]
+        for finding in found:
+            if finding.seen.state == Residency.GONE and not self._is_known(view, finding.seen.job):
+                scope.registry.forget(finding.seen.job)
+        return [_observed(finding.seen, unheld) for finding in news]
+
+    async def _observe(self, job: str) -> _Finding | None:
+        """From outside, without asking the job; None if that tells nothing."""
+        targets = self._scope.registry.alive(job)
+        backend = self._scope.backends.observer(targets)
+        if backend is None or not targets:
+            return None
+        here = Job(group=self._scope.name, job=job, node=self._scope.node, targets=targets)
+        try:
+            probe = await backend.probe(here)
+        except BackendError as error:
+            log.warning("group %s: job %s could not be looked at: %s", self._scope.name, job, error)
+            return None
+        if probe.state is Residency.ABSENT and any(target.channel for target in targets):
+            return None  # a workload may keep its state where only it can see it
+        return _evidence(job, probe, backend.name, measured=backend.capabilities().freed_share > 0)
+
+    async def _ask(self, job: str) -> _Finding | None:
+        try:
+            found = await self._scope.presences.find(job, Deadline(LOOK_S))
+        except BackendError as error:
+            log.warning("group %s: job %s could not be asked for its state: %s", self._scope.name, job, error)
+            return await self._observe(job)
+        if found is None:
+            return None
+        measured = found.backend.capabilities().freed_share > 0
+        return _evidence(job, found.probe, found.backend.name, measured=measured) or await self._observe(job)
+
+    def _remembered(self, view: GroupView, job: str) -> _Finding | None:
+        """What the last step made of a job, or what the group believed of it before it lost its data: the best there
+        is where nothing can be observed from outside."""
+        last = self._scope.presences.last.get(job)
+        if last is None and job not in view.jobs and self._believed.get(job) == Residency.RESIDENT:
+            last = Seen(job=job, state=Residency.RESIDENT)
+        return _Finding(last, measured=False) if last else None
+
+    def _remember(self, view: GroupView) -> None:
+        jobs = self._scope.registry.jobs()
+        known = {job: view.jobs[job].residency for job in jobs if job in view.jobs}
+        # A server that knows nothing of our node has forgotten, and is no authority.
+        kept = {} if self._scope.node in view.nodes else self._believed
+        self._believed = {job: state for job, state in (kept | known).items() if job in jobs}
+
+    def _departed(self, view: GroupView) -> set[str]:
+        """Jobs that the group or the registry knows here, with no process left."""
+        told = {member.job for member in view.members if member.node == self._scope.node}
+        return (told | set(self._scope.registry.departed)) - set(self._scope.registry.jobs())
+
+    def _is_unheld(self, view: GroupView, job: Seen) -> bool:
+        """C20: bytes on the device, though it was not granted since it was last seen off it."""
+        if job.state != Residency.RESIDENT or job.device_bytes == 0 or view.holder == job.job:
+            return False
+        if view.swap:  # who may be on the device is just changing: what was said before stands
+            told = _member(view, self._scope.node, job.job)
+            return told is not None and told.unheld
+        record = view.jobs.get(job.job)
+        return record is None or record.token <= self._scope.out_at.get(job.job, 0)
+
+    def _is_news(self, view: GroupView, finding: _Finding, unheld: bool) -> bool:
+        job = finding.seen
+        told = _member(view, self._scope.node, job.job)
+        if job.state in _LOWER:
+            return finding.measured and view.holder != job.job and self._is_known(view, job.job)
+        if not finding.measured and told is not None and told.state == job.state:
+            return False
+        now = (job.state, job.host_bytes, job.device_bytes, job.backend, unheld)
+        return told is None or now != (told.state, told.host_bytes, told.device_bytes, told.backend, told.unheld)
+
+    def _is_known(self, view: GroupView, job: str) -> bool:
+        """Whether the group still believes that something of the job is here, or somewhere without knowing where."""
+        if _member(view, self._scope.node, job) is not None:
+            return True
+        believed = view.jobs[job].residency if job in view.jobs else ""
+        return believed not in OUT and not any(member.job == job for member in view.members)
+
+
+def _evidence(job: str, probe: Probe, backend: str, *, measured: bool) -> _Finding | None:
+    """What a look proves. A process with nothing on the device is no resident job: F01."""
+    if probe.state is Residency.RESIDENT and probe.device_bytes == 0:
+        return None
+    if probe.state is Residency.ABSENT and not measured:
+        return None
+    return _Finding(seen(job, probe, backend), measured=measured)
+
+
+def _member(view: GroupView, node: str, job: str) -> MemberView | None:
+    return next((member for member in view.members if (member.node, member.job) == (node, job)), None)
+
+
+def _observed(job: Seen, unheld: set[str]) -> Observed:
+    return Observed(job.job, job.state, job.host_bytes, job.device_bytes, job.backend, job.job in unheld)

@@ -1,0 +1,165 @@
+"""One agent per node id: a lock on the state folder, an instance lease in Redis, and the node's own record there."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import redis
+
+import timeslice
+from timeslice.agent.group import Scope
+from timeslice.agent.memory import HostMemory, mem_available
+from timeslice.errors import RedisUnreachableError, RefusedError
+from timeslice.locks.drivers import AsyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.locks.scripts import text
+
+log = logging.getLogger("timeslice.agent")
+
+KEEP_S = 24 * 3600  # how long the record of a silent node can still be read
+_POLL_S = 0.5
+
+
+def claim_folder(folder: Path) -> int:
+    """Lock the state folder; the lock ends with the process. RefusedError names who has it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(lock, 32, 0).decode().strip()
+        os.close(lock)
+        raise RefusedError(
+            f"{folder} is used by another agent (process {owner or '?'}); stop it, or give this one --state-dir"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def instance_of(folder: Path) -> str:
+    """Identity of this agent, kept in its state folder: after a crash the next run is the same instance."""
+    path = folder / "instance"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8))
+    return path.read_text()
+
+
+class NodeRecord:
+    """The node's hash: heartbeat, instance, capabilities, memory. Its instance fields are the instance lease."""
+
+    def __init__(self, driver: AsyncDriver, keys: Keys, node: str, instance: str, ttl_s: float) -> None:
+        self._driver, self._keys, self._node, self._instance = driver, keys, node, instance
+        self._ttl_ms = int(ttl_s * 1000)
+        self._key = keys.node_state(node)
+
+    async def claim(self) -> None:
+        """Take the node id. Another instance that is silent is waited for until its lease is over; one that beats
+        meanwhile is left alone: RefusedError says who it is."""
+        first: str | None = None
+        while (other := await self._take({})) is not None:
+            if first is not None and other["heartbeat_at_ms"] != first:
+                raise self._taken(other)
+            first = other["heartbeat_at_ms"]
+            await asyncio.sleep(_POLL_S)
+
+    async def run(self, scopes: Mapping[str, Scope], host: HostMemory, facts: Mapping[str, str]) -> None:
+        """Beat for ever. RefusedError when another instance took over while Redis was out of our reach."""
+        while True:
+            try:
+                await self.beat(scopes, host, facts)
+            except RedisUnreachableError as error:
+                log.warning("node %s: its record could not be written, trying on: %s", self._node, error)
+            await asyncio.sleep(self._ttl_ms / 3000)
+
+    async def beat(self, scopes: Mapping[str, Scope], host: HostMemory, facts: Mapping[str, str]) -> None:
+        """Write the record and repeat the indexes."""
+        client = self._driver.client
+        await self._driver.retry(lambda: client.sadd(self._keys.nodes, self._node))
+        await self._driver.retry(lambda: client.sadd(self._keys.groups, *scopes))
+        overdue = {name: scope.caller.overdue for name, scope in scopes.items() if scope.caller.overdue}
+        memory = {
+            "available_bytes": mem_available(),
+            "held_bytes": host.held,
+            "devices": {name: await _devices(scope) for name, scope in scopes.items()},
+        }
+        other = await self._take({**facts, "memory": json.dumps(memory), "overdue": json.dumps(overdue)})
+        if other is not None:
+            raise self._taken(other)
+
+    async def release(self) -> None:
+        """Let the node id go, so that another agent may have it at once."""
+
+        async def attempt() -> None:
+            async with self._driver.client.pipeline(transaction=True) as pipeline:
+                await pipeline.watch(self._key)
+                if text(await pipeline.hget(self._key, "instance") or "") == self._instance:
+                    pipeline.multi()  # type: ignore[no-untyped-call]
+                    pipeline.hset(self._key, "instance_until_ms", "0")
+                    await pipeline.execute()
+
+        await self._driver.retry(attempt)
+
+    async def _take(self, fields: Mapping[str, str]) -> dict[str, str] | None:
+        """Take or renew the instance lease and write ``fields``; else the record of who has it."""
+
+        async def attempt() -> dict[str, str] | None:
+            async with self._driver.client.pipeline(transaction=True) as pipeline:
+                await pipeline.watch(self._key)
+                record = {text(k): text(v) for k, v in (await pipeline.hgetall(self._key)).items()}
+                stamp = await self._driver.client.time()
+                now = int(stamp[0]) * 1000 + int(stamp[1]) // 1000
+                until = int(record.get("instance_until_ms") or 0)
+                # A lease far in the future was written before the clock stepped back.
+                if record.get("instance") != self._instance and now < until <= now + 2 * self._ttl_ms:
+                    return record
+                pipeline.multi()  # type: ignore[no-untyped-call]
+                pipeline.hset(self._key, mapping=self._fields(now) | dict(fields))
+                pipeline.expire(self._key, KEEP_S)
+                await pipeline.execute()
+                return None
+
+        while True:
+            try:
+                return await self._driver.retry(attempt)
+            except RedisUnreachableError as error:
+                if not isinstance(error.__cause__, redis.exceptions.WatchError):
+                    raise
+
+    def _fields(self, now: int) -> dict[Any, Any]:
+        return {
+            "heartbeat_at_ms": now,
+            "instance": self._instance,
+            "instance_until_ms": now + self._ttl_ms,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": timeslice.__version__,
+        }
+
+    def _taken(self, other: Mapping[str, str]) -> RefusedError:
+        return RefusedError(
+            f"node {self._node} is served by another agent: process {other.get('pid')} on host {other.get('host')}, "
+            f"instance {other.get('instance')}. Stop that one, or give this one another --node.",
+            node=self._node,
+        )
+
+
+async def _devices(scope: Scope) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": device.device,
+            "total_bytes": device.total_bytes,
+            "free_bytes": device.free_bytes,
+            "holders": [{"pid": pid, "bytes": size} for pid, size in device.holders],
+        }
+        for device in await scope.backends.measure()
+    ]

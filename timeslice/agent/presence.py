@@ -1,0 +1,122 @@
+"""One job on this node: its processes, who moves it, what was just observed of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from timeslice.agent.calling import Caller, Deadline
+from timeslice.agent.choice import BackendSet
+from timeslice.agent.devices import left_behind
+from timeslice.agent.journal import Journal
+from timeslice.agent.state import Seen
+from timeslice.agent.targets import TargetRegistry
+from timeslice.backends.base import Backend, Job, Probe
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Residency
+
+EXIT_S = 2.0  # a process that a backend saw end is gone for the kernel within this time
+FREE_S = 10.0  # device memory of an ended process may be freed late
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A job with living processes here, as observed a moment ago."""
+
+    job: Job
+    backend: Backend
+    probe: Probe
+
+    @property
+    def name(self) -> str:
+        return self.job.job
+
+    def seen(self) -> Seen:
+        return seen(self.job.job, self.probe, self.backend.name)
+
+
+def seen(job: str, probe: Probe, backend: str) -> Seen:
+    return Seen(
+        job=job, state=probe.state, host_bytes=probe.host_bytes, device_bytes=probe.device_bytes, backend=backend
+    )
+
+
+class Presences:
+    """Looks jobs of one group up. ``last`` keeps what was last seen of each."""
+
+    def __init__(
+        self, group: str, node: str, registry: TargetRegistry, backends: BackendSet, journal: Journal, caller: Caller
+    ) -> None:
+        self._group, self._node = group, node
+        self.registry, self.backends, self.journal, self.caller = registry, backends, journal, caller
+        self.last: dict[str, Seen] = {}
+
+    async def find(self, job: str, deadline: Deadline) -> Presence | None:
+        """The job as it is now, or None when no process of it lives here. BackendError when it can't be told."""
+        targets = self.registry.alive(job)
+        if not targets:
+            return None
+        note = self.journal.ledger.notes.get(job)
+        backend = self.backends.choose(job, targets, note.backend if note else "")
+        here = Job(group=self._group, job=job, node=self._node, targets=targets)
+        probe = await self.caller.call(f"probe of job {job}", lambda _: backend.probe(here), deadline, tries=3)
+        return Presence(here, backend, probe)
+
+    async def act(self, job: str, action: Callable[[Presence], Awaitable[Seen]], deadline: Deadline) -> Seen:
+        """Run ``action`` on a job. Processes that end meanwhile are left out; with the last one the job is gone,
+        which is out, not a fault: F02."""
+        while (found := await self.find(job, deadline)) is not None:
+            try:
+                result = await action(found)
+            except BackendError as error:
+                if error.kind is not FaultKind.GONE or not await self._some_ended(found):
+                    raise
+                continue
+            if self.registry.alive(job):
+                self.last[job] = result
+                return result
+        return await self.gone(job, deadline)
+
+    async def gone(self, job: str, deadline: Deadline) -> Seen:
+        """The word that a job without processes is gone, once its device memory was measured free.
+
+        BackendError(transient) when that is not so within the deadline.
+        """
+        wait = deadline.within(FREE_S)
+        while taken := await self.left_behind(job):
+            if wait.left() <= 0:
+                raise BackendError(
+                    f"group {self._group}: job {job} has no process on node {self._node} any more, but {taken} bytes "
+                    "of its device memory are still taken; find who holds them, or wait",
+                    kind=FaultKind.TRANSIENT,
+                    group=self._group,
+                    job=job,
+                    node=self._node,
+                )
+            await asyncio.sleep(_PAUSE_S)
+        self.last.pop(job, None)
+        return self.out(job)
+
+    def out(self, job: str) -> Seen:
+        """The word for a job without processes here: gone if it had some."""
+        return Seen(job=job, state=Residency.GONE if job in self.registry.departed else Residency.ABSENT)
+
+    async def left_behind(self, job: str) -> int:
+        """Device bytes that ended processes of the job still seem to have."""
+        had = self.last[job].device_bytes if job in self.last else 0
+        dead = frozenset(self.registry.departed.get(job, ()))
+        if not dead and not had:
+            return 0
+        others = sum(seen.device_bytes for name, seen in self.last.items() if name != job)
+        return left_behind(await self.backends.measure(), dead - self.registry.pids(), others, had)
+
+    async def _some_ended(self, found: Presence) -> bool:
+        """Whether one of these processes has ended; a backend may see it a moment before the kernel says so."""
+        wait = Deadline(EXIT_S)
+        while self.registry.alive(found.name) == found.job.targets:
+            if wait.left() <= 0:
+                return False
+            await asyncio.sleep(_PAUSE_S)
+        return True

@@ -1,0 +1,70 @@
+"""What the kernel says of a process. Nothing here trusts a bare process id: the start time goes with it."""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass
+from pathlib import Path
+
+from timeslice.models import Target
+
+_NOT_RUNNING = "TtZXx"  # stopped, traced, zombie, dead
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """One look at a process: state letter, start time in clock ticks since boot, real user id."""
+
+    state: str
+    start: int
+    uid: int
+
+    @property
+    def runs(self) -> bool:
+        """False while it is stopped, traced or a zombie: it computes nothing then."""
+        return self.state not in _NOT_RUNNING
+
+
+def look_at(pid: int) -> ProcessStatus | None:
+    """The process's status, or None when there is none of that number."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
+    uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:"))
+    return ProcessStatus(state=fields[0], start=int(fields[19]), uid=int(uid))
+
+
+def runs(target: Target) -> bool:
+    """Whether exactly this process exists and is not stopped, traced or a zombie."""
+    found = look_at(target.pid)
+    return found is not None and found.start == target.start and found.runs
+
+
+def pid_namespace() -> str:
+    """Name of this process's pid namespace; the same number means another process in another one."""
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def open_process(pid: int, start: int) -> int | None:
+    """A pidfd of exactly this process, or None when it has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    # Compared after the descriptor is open: from here on it can't point to a later process of that number.
+    found = look_at(pid)
+    if found is None or found.start != start or has_exited(fd):
+        os.close(fd)
+        return None
+    return fd
+
+
+def has_exited(pidfd: int) -> bool:
+    """Whether the process behind the descriptor has ended (it may still be a zombie)."""
+    poll = select.poll()  # select.select() can't take descriptors above 1023
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

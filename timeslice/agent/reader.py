@@ -1,0 +1,117 @@
+"""Reads the node's orders and hands each to the executor of its group. It never carries one out itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+
+import redis
+from pydantic import ValidationError
+
+from timeslice.agent.executor import Executor
+from timeslice.errors import RedisUnreachableError
+from timeslice.locks.connection import connect_async, is_transient
+from timeslice.locks.drivers import AsyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.locks.scripts import text
+from timeslice.models import Command
+
+log = logging.getLogger("timeslice.agent")
+
+CONSUMER_GROUP = "agent"
+BATCH = 32
+BLOCK_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class CommandReader:
+    """The consumer's name is the node's: what a former agent had read and not answered is read again first."""
+
+    def __init__(self, driver: AsyncDriver, keys: Keys, node: str, executors: Mapping[str, Executor]) -> None:
+        self._driver, self._node, self._executors = driver, node, executors
+        self._stream = keys.commands(node)
+        self._in_hand: set[str] = set()
+
+    async def run(self) -> None:
+        """Read for ever. After any fault what is pending is read again: a reply may have been lost."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            client = connect_async(self._driver.url, block_s=BLOCK_S, single=True)
+            try:
+                await self._create_group(client)
+                async for _ in self._batches(client):
+                    pause = _FIRST_PAUSE_S
+            except (redis.exceptions.RedisError, RedisUnreachableError, OSError) as error:
+                if not _passes(error):
+                    log.error("orders of node %s can't be read, trying on: %s", self._node, error)
+            finally:
+                await client.aclose()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def _create_group(self, client: redis.asyncio.Redis) -> None:
+        try:
+            # From 0, never $: what was ordered before the group was there counts.
+            await client.xgroup_create(self._stream, CONSUMER_GROUP, id="0", mkstream=True)
+        except redis.exceptions.ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    async def _batches(self, client: redis.asyncio.Redis) -> AsyncIterator[None]:
+        """Hands out what is pending, then what is new; yields after each answer of the server."""
+        after = "0"
+        while True:
+            block = ["BLOCK", int(BLOCK_S * 1000)] if after == ">" else []
+            reply = await client.execute_command(  # type: ignore[no-untyped-call]
+                *("XREADGROUP", "GROUP", CONSUMER_GROUP, self._node, "COUNT", BATCH, *block),
+                *("STREAMS", self._stream, after),
+            )
+            entries = reply[0][1] if reply else []
+            for entry_id, fields in entries:
+                await self._hand_out(text(entry_id), fields)
+            if after != ">":
+                after = text(entries[-1][0]) if entries else ">"
+            yield
+
+    async def _hand_out(self, entry_id: str, fields: Mapping[bytes | str, bytes | str]) -> None:
+        if entry_id in self._in_hand:
+            return
+        if not fields:
+            await self._finish(entry_id)  # trimmed while it was pending
+            return
+        body = {text(k): text(v) for k, v in fields.items()}.get("body", "")
+        try:
+            command = Command.model_validate_json(body)
+        except ValidationError as error:
+            log.error("an order to node %s is invalid and dropped: %s", self._node, error)
+            await self._finish(entry_id)
+            return
+        executor = self._executors.get(command.group)
+        if executor is None or command.node != self._node:
+            log.error("order %s is not for this agent (node %s) and is dropped", command.id, self._node)
+            await self._finish(entry_id)
+            return
+        self._in_hand.add(entry_id)
+
+        async def done() -> None:
+            try:
+                await self._finish(entry_id)
+            finally:
+                self._in_hand.discard(entry_id)  # if that failed it comes again, and is answered from the journal
+
+        executor.submit(command, done)
+
+    async def _finish(self, entry_id: str) -> None:
+        async def attempt() -> None:
+            async with self._driver.client.pipeline(transaction=True) as pipeline:
+                pipeline.xack(self._stream, CONSUMER_GROUP, entry_id)
+                pipeline.xdel(self._stream, entry_id)
+                await pipeline.execute()
+
+        await self._driver.retry(attempt)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether a fault is part of the server's life: an outage, or a stream that was deleted under us."""
+    return isinstance(error, RedisUnreachableError) or is_transient(error) or str(error).startswith("NOGROUP")

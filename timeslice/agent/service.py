@@ -1,0 +1,192 @@
+"""Puts an agent together and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from timeslice import metrics
+from timeslice.agent.channels import StreamChannel
+from timeslice.agent.choice import BackendSet, MakeBackend
+from timeslice.agent.executor import Executor
+from timeslice.agent.group import Scope
+from timeslice.agent.heartbeat import Heartbeat
+from timeslice.agent.memory import HostMemory
+from timeslice.agent.node import NodeRecord, claim_folder, instance_of
+from timeslice.agent.reader import CommandReader
+from timeslice.arena.device import Device
+from timeslice.backends.registry import get_backend
+from timeslice.errors import TimeSliceError, UsageError
+from timeslice.locks import scripts
+from timeslice.locks.drivers import AsyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.locks.suitable import verify_async
+from timeslice.names import check_name
+from timeslice.settings import runtime_dir
+
+log = logging.getLogger("timeslice.agent")
+
+STOP_GRACE_S = 30.0  # an order in progress may end; a checkpoint that is cut off loses the process
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """What an agent is run with. ``emulate``: group -> bytes of its emulated device. ``backends``: group -> ordered
+    list of ``name`` or ``name:key=value,...``. ``leave``: take the node out of its groups when stopped, which a
+    stopped agent otherwise does not do."""
+
+    url: str
+    node: str
+    groups: tuple[str, ...]
+    state_dir: Path
+    prefix: str = "ts"
+    emulate: Mapping[str, int] = field(default_factory=dict)
+    backends: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    host_budget_bytes: int | None = None
+    ttl_s: float = 15.0  # a node that is silent for this long counts as unreachable
+    metrics_port: int | None = None
+    leave: bool = False
+
+
+async def run_agent(
+    options: AgentOptions,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[], None] | None = None,
+    make_backend: MakeBackend = get_backend,
+) -> None:
+    """Serve until ``stop`` is set; ``ready`` is called when every group was joined and orders are read.
+
+    Raises UsageError, RefusedError (another agent has this node or folder), ServerUnsuitableError,
+    RedisUnreachableError (at start only), GroupModeError, BackendError (a backend can't run here).
+    """
+    agent = _Agent(options, make_backend)
+    async with AsyncExitStack() as stack:
+        await agent.start(stack)
+        tasks = agent.tasks()
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        if ready:
+            ready()
+        try:
+            await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await agent.drain()
+        finally:
+            for task in (*tasks, stopping):
+                task.cancel()
+            results = await asyncio.gather(*tasks, stopping, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        await agent.depart()
+
+
+class _Agent:
+    def __init__(self, options: AgentOptions, make_backend: MakeBackend) -> None:
+        check_name("node", options.node)
+        if not options.groups:
+            raise UsageError("an agent serves at least one group; give it --group NAME", node=options.node)
+        if unknown := (options.emulate.keys() | options.backends.keys()) - set(options.groups):
+            raise UsageError(f"groups {', '.join(sorted(unknown))} are not served; add --group for each")
+        self._options, self._make_backend = options, make_backend
+        self._keys = Keys(options.prefix)
+        self._driver = AsyncDriver(options.url)
+        self._host = HostMemory(options.host_budget_bytes)
+        self._scopes: dict[str, Scope] = {}
+        self._executors: dict[str, Executor] = {}
+        self._hearts: list[Heartbeat] = []
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Everything up to the point where orders can be taken: locks, devices, probes, the first heartbeats."""
+        options = self._options
+        stack.push_async_callback(self._driver.close)
+        stack.callback(os.close, claim_folder(options.state_dir))
+        await verify_async(self._driver)
+        instance = instance_of(options.state_dir)
+        self._record = NodeRecord(self._driver, self._keys, options.node, instance, options.ttl_s)
+        await self._record.claim()
+        for name in dict.fromkeys(options.groups):
+            scope = await self._equip(name)
+            stack.callback(scope.registry.close)
+            self._scopes[name] = scope
+            self._executors[name] = Executor(scope)
+            self._hearts.append(Heartbeat(scope, self._executors[name], options.ttl_s))
+        self._facts = {
+            "groups": json.dumps(list(self._scopes)),
+            "capabilities": json.dumps({name: _capabilities(scope) for name, scope in self._scopes.items()}),
+            "emulated": json.dumps(dict(options.emulate)),
+            "complaints": json.dumps({name: await scope.backends.health() for name, scope in self._scopes.items()}),
+        }
+        await self._record.beat(self._scopes, self._host, self._facts)  # the indexes come before first use
+        for heart in self._hearts:
+            await heart.join()
+        if options.metrics_port:
+            metrics.serve(options.metrics_port)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What runs until the agent stops; each has a name."""
+        reader = CommandReader(self._driver, self._keys, self._options.node, self._executors)
+        self._reader = asyncio.create_task(reader.run(), name="orders")
+        return [
+            self._reader,
+            asyncio.create_task(self._record.run(self._scopes, self._host, self._facts), name="node record"),
+            *(asyncio.create_task(e.run(), name=f"executor {name}") for name, e in self._executors.items()),
+            *(asyncio.create_task(heart.run(), name="heartbeat") for heart in self._hearts),
+        ]
+
+    async def drain(self) -> None:
+        """Take no more orders, and let what is being moved arrive."""
+        self._reader.cancel()
+        waits = [asyncio.create_task(executor.turn.acquire()) for executor in self._executors.values()]
+        _, late = await asyncio.wait(waits, timeout=STOP_GRACE_S)
+        for wait in late:
+            wait.cancel()
+        if late:
+            log.error("%d operations did not end within %g s; their state will be probed at the next start",
+                      len(late), STOP_GRACE_S)  # fmt: skip
+
+    async def depart(self) -> None:
+        """Let the node id go, and with ``leave`` the groups."""
+        try:
+            if self._options.leave:
+                for scope in self._scopes.values():
+                    await self._driver.run(scripts.leave(scope.keys, scope.node, floor=scope.floor), deadline_s=2.0)
+            await self._record.release()
+        except TimeSliceError as error:
+            log.warning("node %s: could not take its leave: %s", self._options.node, error)
+
+    async def _equip(self, name: str) -> Scope:
+        options = self._options
+        folder = options.state_dir / "groups" / name
+        scope = Scope(self._keys.group(name), options.node, self._driver, folder, self._host)
+        devices = []
+        if capacity := options.emulate.get(name):
+            path = runtime_dir() / "devices" / name
+            await asyncio.to_thread(Device.create, path, capacity)
+            devices.append(path)
+        channel = StreamChannel(self._driver, self._keys, scope.registry.exit_event)
+        scope.equip(
+            BackendSet.make(
+                name,
+                options.node,
+                options.backends.get(name, ()),
+                devices=devices,
+                channel=channel,
+                make=self._make_backend,
+            )
+        )
+        scope.registry.load()
+        return scope
+
+
+def _capabilities(scope: Scope) -> dict[str, object]:
+    found = {name: scope.backends[name].capabilities() for name in scope.backends.names()}
+    return {
+        name: {"modes": sorted(each.modes), "forced": each.forced, "freed_share": each.freed_share}
+        for name, each in found.items()
+    }
