@@ -11,7 +11,7 @@ from timeslice.client.core import BaseClient, Terms, check_timeout, run_async
 from timeslice.client.hold import Hold
 from timeslice.client.lease import AsyncLease, OnLost
 from timeslice.locks.drivers import AsyncDriver
-from timeslice.locks.scripts import Call, Yielded
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView
 
 
@@ -71,14 +71,14 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
     ) -> None:
         await self.close()
 
-    async def _pipe(self, commands: Sequence[tuple[str, ...]]) -> Any:
+    async def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
         async def attempt() -> Any:
             async with self.driver.client.pipeline(transaction=False) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
                 return await pipeline.execute()
 
-        return await self.driver.retry(attempt)
+        return await self.driver.retry(attempt, deadline_s=deadline_s)
 
     async def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         # A second cancellation ends the waiting here but not the call, which goes on as a task of its own.

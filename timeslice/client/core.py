@@ -32,7 +32,7 @@ from timeslice.locks import flows, scripts
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
-from timeslice.locks.scripts import Call, Queued, Request, Yielded, text
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Queued, Request, Yielded, text
 from timeslice.names import check_name
 from timeslice.settings import Settings, default_job, default_node, find_url
 
@@ -68,9 +68,6 @@ async def run_async(steps: Steps[T]) -> T:
                 value = await waiting
             except BaseException as error:  # CancelledError must reach the generator too
                 waiting = steps.throw(error)
-                while isinstance(error, GeneratorExit):  # nobody waits for us any more, and each step is told so
-                    waiting.close()
-                    waiting = steps.throw(error)
             else:
                 waiting = steps.send(value)
     except StopIteration as stop:
@@ -136,7 +133,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     # what the two faces differ in
 
-    def _pipe(self, commands: Sequence[tuple[str, ...]]) -> Any:
+    def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
         """Plain commands in one round trip; a list of replies."""
         raise NotImplementedError
 
@@ -188,7 +185,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
         lease: BaseLease | None = None
         try:
             if terms.lock_only and group not in self._indexed:
-                yield self._pipe([("SADD", self.keys.groups, group)])
+                patience = CALL_DEADLINE_S if timeout is None else min(CALL_DEADLINE_S, max(timeout, 1.0))
+                yield self._pipe([("SADD", self.keys.groups, group)], patience)
                 self._indexed.add(group)
             grant = yield from self._wait(keys, request, timeout)
             self.raise_floor(group, grant.counter)

@@ -10,7 +10,7 @@ from timeslice.client.core import BaseClient, Terms, check_timeout, run
 from timeslice.client.hold import Hold
 from timeslice.client.lease import Lease, OnLost
 from timeslice.locks.drivers import SyncDriver
-from timeslice.locks.scripts import Call, Yielded
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView
 
 
@@ -78,14 +78,14 @@ class Client(BaseClient[Lease, SyncDriver]):
     ) -> None:
         self.close()
 
-    def _pipe(self, commands: Sequence[tuple[str, ...]]) -> Any:
+    def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
         def attempt() -> Any:
             with self.driver.client.pipeline(transaction=False) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
                 return pipeline.execute()
 
-        return self.driver.retry(attempt)
+        return self.driver.retry(attempt, deadline_s=deadline_s)
 
     def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         return self.driver.run(call, deadline_s=deadline_s)
