@@ -8,9 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from timeslice.arena import Arena, Device
-
 from benchmarks.tools import Figures, rounds
+from timeslice.arena import Arena, Device
 
 SIZE = 192 << 20
 CHUNK = 1 << 20

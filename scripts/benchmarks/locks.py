@@ -13,12 +13,11 @@ from typing import Any
 import redis
 
 import timeslice
+from benchmarks.tools import Figures, rounds
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
-
-from benchmarks.tools import Figures, rounds
 
 ALONE, HANDOFFS, SLOW_HANDOFFS = 300, 60, 6
 
@@ -62,7 +61,7 @@ def _stream(url: str, pipe: Connection) -> None:
     while pipe.recv():
         entries: Any = server.xread({"bench-stream": last}, block=30_000)
         inside = time.monotonic()
-        last = entries[0][1][-1][0] if isinstance(entries, list) else list(entries.values())[0][0][-1][0]
+        last = entries[0][1][-1][0] if isinstance(entries, list) else next(iter(entries.values()))[0][-1][0]
         pipe.send(inside)
 
 

@@ -8,11 +8,10 @@ import time
 from multiprocessing.connection import Connection
 
 import timeslice
+from benchmarks.tools import Figures, percentile
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
-
-from benchmarks.tools import Figures, percentile
 
 GROUPS = 1000
 

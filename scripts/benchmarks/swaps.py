@@ -20,14 +20,13 @@ from typing import Any
 import redis
 
 import timeslice
+from benchmarks.tools import Figures, rounds
 from timeslice.agent.journal import write_whole
 from timeslice.client.identity import this_target
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
-
-from benchmarks.tools import Figures, rounds
 
 NODES, SWAPS = 8, 20
 GROUP = "swapped"
@@ -78,7 +77,7 @@ def _responder(url: str, number: int, folder: str, ready: Event) -> None:
     ready.set()
     while True:
         reply: Any = server.execute_command("XREAD", "BLOCK", 200_000, "STREAMS", f"bare:{number}", last)  # type: ignore[no-untyped-call]
-        entries = list(reply.values())[0] if isinstance(reply, dict) else reply[0][1]
+        entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
         entry_id, fields = entries[-1]
         last = entry_id
         flat = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
@@ -122,7 +121,7 @@ class _Bare:
                     reply: Any = self.server.execute_command(
                         "XREAD", "BLOCK", 30_000, "STREAMS", "bare:inbox", self.last
                     )  # type: ignore[no-untyped-call]
-                    entries = list(reply.values())[0] if isinstance(reply, dict) else reply[0][1]
+                    entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
                     self.last = entries[-1][0]
                     missing -= sum(b"outcome" in (f.values() if isinstance(f, dict) else f) for _, f in entries)
             times.append(time.monotonic() - began)
