@@ -99,7 +99,7 @@ class AsyncFace:
         return made
 
     def acquire(self, client: AsyncClient, group: str, **options: Any) -> Future[BaseLease]:
-        return self.run(client.acquire(group, **options))  # type: ignore[arg-type]
+        return self.run(client.acquire(group, **options))
 
     def give_up(self, lease: Any) -> Any:
         return self.run(lease.yield_()).result(20)

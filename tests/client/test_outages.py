@@ -28,16 +28,19 @@ def test_a_yield_into_an_outage_is_retried_until_answered(
 ) -> None:
     """L17: the exit waits for the answer as long as the lease stands, and the group is free when it came."""
     client = face.client(url=proxy.url, job="a")
+    leases: list[Any] = []
 
-    def body(lease: Any) -> Any:
+    def body(lease: Any) -> None:
         proxy.cut()
-        return lease
+        leases.append(lease)
 
     holding = face.hold(client, "g", lock_only=True, lease=10, body=body)
-    wait_until(lambda: world.holder() == "a", "a holds")
+    wait_until(lambda: bool(leases) and leases[0].state == "yielding", "the yield is under way")
+    assert world.holder() == "a"
+    assert not holding.done()
     proxy.heal()
-    lease = got(holding)
-    wait_until(lambda: lease.state == "yielded", "the yield is answered")
+    got(holding)
+    assert leases[0].state == "yielded"
     assert not world.holder()
     assert "lost" not in caplog.text
 
@@ -57,7 +60,8 @@ def test_a_yield_that_is_not_answered_in_time_goes_on_behind(
     assert "yield of job a is not answered; it is tried on in the background" in caplog.text or lease.lost.is_set()
     proxy.heal()
     assert got(face.hold(client, "g", lock_only=True, body=lambda _: world.holder())) == "a"
-    wait_until(lambda: not world.holder(), "the group is free")
+    assert not world.holder()
+    wait_until(lambda: lease.state in {"yielded", "lost"}, "what became of it is known")
 
 
 def test_the_yield_behind_frees_a_lease_that_would_have_lasted(

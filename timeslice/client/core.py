@@ -290,10 +290,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
             reply: Any = yield self._finish(call, max(lease.expires_at - time.monotonic(), 0.0))
         except Exception as error:
             log.warning("%s is not answered; it is tried on in the background: %s", what, error)
-            renewer.later(call, what)
+            renewer.later(call, what, lease._end_yield)  # noqa: SLF001
             return None
         except BaseException:
-            renewer.later(call, what)
+            renewer.later(call, what, lease._end_yield)  # noqa: SLF001
             raise
         lease._end_yield(reply)  # noqa: SLF001
         return reply if isinstance(reply, Yielded) else None

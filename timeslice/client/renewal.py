@@ -10,8 +10,9 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from timeslice.errors import TimeSliceError
 from timeslice.locks.connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S
@@ -21,6 +22,8 @@ from timeslice.locks.scripts import Call
 
 if TYPE_CHECKING:
     from timeslice.client.lease import BaseLease
+
+T = TypeVar("T")
 
 log = logging.getLogger("timeslice")
 
@@ -32,6 +35,7 @@ _SHORTEST_REPLY_S = 0.1
 class _Errand:
     call: Call[Any]
     what: str
+    then: Callable[[Any], None] | None
     at: float
     until: float
 
@@ -65,11 +69,11 @@ class Renewer:
         """Leases that a client still holds."""
         return [lease for lease in list(self._leases.values()) if lease._client is client]  # noqa: SLF001
 
-    def later(self, call: Call[Any], what: str) -> None:
+    def later(self, call: Call[T], what: str, then: Callable[[T], None] | None = None) -> None:
         """Send a call until it is answered, in the background. Every call may be repeated, so this can't harm."""
         now = time.monotonic()
         with self._wake:
-            self._errands.append(_Errand(call, what, now, now + PATIENCE_S))
+            self._errands.append(_Errand(call, what, then, now, now + PATIENCE_S))
             self._rouse(now)
 
     def _rouse(self, at: float) -> None:
@@ -128,9 +132,11 @@ class Renewer:
     def _attempt(self, errand: _Errand, *, send: bool) -> bool:
         if send:
             try:
-                self._connection().run(errand.call, deadline_s=0)
-                log.info("%s: done at last", errand.what)
+                reply = self._connection().run(errand.call, deadline_s=0)
                 self._errands.remove(errand)
+                log.info("%s: answered at last", errand.what)
+                if errand.then:
+                    errand.then(reply)
                 return True
             except TimeSliceError as error:
                 if time.monotonic() > errand.until:
