@@ -101,7 +101,7 @@ class CheckpointBackend(Backend):
         moved = sum(s.total_bytes for s in before.values() if s.state is not State.CHECKPOINTED)
         try:
             await self._all(job, "checkpoint", await self._members(job, step.until, State.LOCKED), step.until)
-        except BackendError as error:
+        except Exception as error:
             await self._run_on(job, step, error)
             raise
         step.note("checkpoint")
@@ -114,7 +114,7 @@ class CheckpointBackend(Backend):
         members = await self._members(job, step.until, State.CHECKPOINTED)
         try:
             await self._all(job, "restore", members, step.until)
-        except BackendError as error:
+        except Exception as error:
             await self._put_out_again(job, step, error)
             raise
         step.note("restore")
@@ -181,7 +181,7 @@ class CheckpointBackend(Backend):
     async def _lock_all(self, job: Job, step: Step) -> None:
         try:
             await self._all(job, "lock", await self._members(job, step.until, State.RUNNING), step.until)
-        except BackendError as error:
+        except Exception as error:
             await self._run_on(job, step, error)
             raise
         step.note("lock")
@@ -214,12 +214,14 @@ class CheckpointBackend(Backend):
             except ToolOverdueError:
                 raise self._overdue(job, target) from None
 
-    async def _run_on(self, job: Job, step: Step, cause: BackendError) -> None:
+    async def _run_on(self, job: Job, step: Step, cause: Exception) -> None:
         """After a failed prepare or suspend: everything back on the device and running, or a poisoned fault."""
         try:
             await self._bring_back(job, step.undo_until())
         except BackendError as error:
             raise fault(FaultKind.POISONED, job, f"{cause}; and putting it back failed: {error}") from cause
+        if isinstance(cause, BackendError) and cause.kind is FaultKind.POISONED:  # an overdue call that ended after all
+            raise fault(FaultKind.TRANSIENT, job, f"{cause}; but it ended, and all was put back") from cause
 
     async def _bring_back(self, job: Job, until: float) -> None:
         await together(self._bring_target_back(job, target, until) for target in living(job))
@@ -232,7 +234,7 @@ class CheckpointBackend(Backend):
         if await self._look(job, target, until) is State.LOCKED:
             await self._act(job, target, "unlock", until)
 
-    async def _put_out_again(self, job: Job, step: Step, cause: BackendError) -> None:
+    async def _put_out_again(self, job: Job, step: Step, cause: Exception) -> None:
         """After a failed restore: the targets that came in leave again, so the job is suspended as a whole."""
         until = step.undo_until()
         try:

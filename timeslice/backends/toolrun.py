@@ -44,14 +44,21 @@ class _Running:
     err: IO[bytes]
     since: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    said: list[str] = field(default_factory=lambda: ["", ""])
 
     def result(self) -> str:
-        self.out.seek(0)
-        self.err.seek(0)
-        out, err = (file.read(65536).decode(errors="replace").strip() for file in (self.out, self.err))
         if self.process.returncode:
-            raise ToolFailedError(err or out or f"{self.words[0]} ended with exit status {self.process.returncode}")
-        return out
+            reason = f"{self.words[0]} ended with exit status {self.process.returncode}"
+            raise ToolFailedError(self.said[1] or self.said[0] or reason)
+        return self.said[0]
+
+    def end(self) -> None:
+        self.process.wait()
+        for number, file in enumerate((self.out, self.err)):
+            file.seek(0)
+            self.said[number] = file.read(65536).decode(errors="replace").strip()
+            file.close()
+        self.ended.set()
 
 
 class Tool:
@@ -109,22 +116,26 @@ class Tool:
     def _start(self, target: Target, words: tuple[str, ...]) -> _Running:
         # Files, not pipes: when this agent dies, the tool must not stumble over a pipe that nobody reads.
         out, err = (os.fdopen(os.memfd_create("timeslice-tool"), "w+b") for _ in range(2))
-        process = subprocess.Popen(
-            [*self._command, *words, "--pid", str(target.pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env={**os.environ, **self._environment},
-            start_new_session=True,  # a Ctrl-C at the agent's terminal is not for it
-        )
+        try:
+            process = subprocess.Popen(
+                [*self._command, *words, "--pid", str(target.pid)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **self._environment},
+                start_new_session=True,  # a Ctrl-C at the agent's terminal is not for it
+            )
+        except OSError as error:
+            out.close()
+            err.close()
+            raise ToolFailedError(f"{self._command[0]} can't be started: {error.strerror}") from error
         call = self._running[target] = _Running((self._command[0], *words), process, out, err)
         _when_ended(process, lambda: self._end(target, call))
         return call
 
     def _end(self, target: Target, call: _Running) -> None:
-        call.process.wait()
         del self._running[target]
-        call.ended.set()
+        call.end()
 
     @staticmethod
     async def _wait(call: _Running, until: float) -> bool:

@@ -1,0 +1,146 @@
+"""One rig a backend: a server, devices and processes, so that the conformance suite need not know which it tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import JobProcess
+from timeslice.agent.channels import StreamChannel
+from timeslice.arena import Device
+from timeslice.backends.arena import ArenaBackend
+from timeslice.backends.base import Backend, Context, Job, Selection
+from timeslice.backends.checkpoint_tool import CheckpointBackend
+from timeslice.backends.registry import get_backend
+from timeslice.locks.drivers import AsyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.models import Target
+
+MIB = 1 << 20
+CAPACITY = 16 * MIB
+SIZE = 10 * MIB  # of one job: two do not fit
+DEADLINE_S = 20.0
+ALL = Selection()
+
+
+class ToolObservedArena(ArenaBackend):
+    """Asks the tool for the state before each step, as backends of real devices must."""
+
+    state_of = CheckpointBackend.state_of
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """A process of a job, and how the backend knows it."""
+
+    process: JobProcess
+    target: Target
+    digest: str = ""
+
+    def content_is_intact(self) -> bool:
+        return not self.digest or self.process.call("digest") == self.digest
+
+    def answers(self) -> bool:
+        return bool(self.process.call("ping") == self.process.pid)
+
+
+@dataclass(kw_only=True)
+class Rig:
+    """Makes a backend and workers for it."""
+
+    kind: str
+    context: Context
+    url: str
+    prefix: str
+    backend: Backend = field(init=False)
+    workers: list[Worker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    @property
+    def moves(self) -> bool:
+        """True if it moves device memory, so that content and space can be looked at."""
+        return self.kind not in ("noop", "process")
+
+    @property
+    def device(self) -> Device:
+        return Device.open(self.context.devices[0])
+
+    def restart(self) -> None:
+        """A new instance, as in an agent that was killed and started again."""
+        if self.kind == "arena by tool":
+            self.backend = ToolObservedArena(self.context)
+        else:
+            self.backend = get_backend(self.kind, self.context)
+
+    def start(self, job: str = "a", nbytes: int = SIZE, seed: int = 1) -> Worker:
+        process = JobProcess("tests.backends.worker")
+        worker = Worker(process=process, target=process.target(job))
+        self.workers.append(worker)
+        if self.moves:
+            process.call("arena", self.device.path)
+            if self.kind == "channel":
+                record = process.call("workload", self.url, self.prefix, self.context.group, job)
+                worker.target = Target.model_validate_json(record)
+            if nbytes:
+                worker.digest = process.call("allocate", nbytes, seed)
+        return worker
+
+    def job(self, *workers: Worker, name: str = "a") -> Job:
+        targets = tuple(worker.target for worker in workers)
+        return Job(group=self.context.group, job=name, node=self.context.node, targets=targets)
+
+    async def out(self, job: Job, *, deadline_s: float = DEADLINE_S) -> None:
+        await self.backend.prepare(job, ALL, deadline_s=deadline_s)
+        await self.backend.suspend(job, ALL, deadline_s=deadline_s)
+
+    async def back(self, job: Job, *, deadline_s: float = DEADLINE_S) -> None:
+        await self.backend.restore(job, ALL, deadline_s=deadline_s)
+        await self.backend.release(job, deadline_s=deadline_s)
+
+
+MakeRig = Callable[[str], Rig]
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    made = Device.create(tmp_path / "device", CAPACITY)
+    yield made
+    made.destroy(force=True)
+
+
+@pytest.fixture
+async def make_rig(
+    device: Device, redis_url: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MakeRig]:
+    monkeypatch.setenv("TIMESLICE_NODE", "n1")  # for the workers
+    driver = AsyncDriver(redis_url)
+    rigs: list[Rig] = []
+
+    def make(kind: str) -> Rig:
+        context = Context(
+            group="trainers",
+            node="n1",
+            devices=(Path(device.path),),
+            channel=StreamChannel(driver, Keys(prefix), lambda *_: None),
+            options={"state": str(tmp_path / "marks")},
+        )
+        rig = Rig(kind=kind, context=context, url=redis_url, prefix=prefix)
+        rigs.append(rig)
+        return rig
+
+    yield make
+    for rig in rigs:
+        for worker in rig.workers:
+            worker.process.end()
+    await driver.close()
+
+
+@pytest.fixture(params=["arena", "arena by tool", "channel", "process", "noop"])
+def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
+    """Each backend in turn."""
+    return make_rig(request.param)
