@@ -15,7 +15,7 @@ from timeslice.errors import TimeSliceError, UsageError
 if TYPE_CHECKING:
     from timeslice.demo.run import Options, Outcome
 
-_STEPS, _FAST_STEPS = 24, 16
+_STEPS, _FAST_STEPS = 24, 8
 
 
 @click.command(
@@ -96,7 +96,7 @@ def _options(fast: bool, steps: int | None, seed: int, path: str, latency: float
     from timeslice.demo.grpo import Work
     from timeslice.demo.run import Options, Path_
 
-    work = Work(modulus=4, prompts=32, samples=8, replayed=8) if fast else Work(prompts=64, samples=12, replayed=16)
+    work = Work(modulus=4, prompts=48, samples=12, replayed=6) if fast else Work(prompts=64, samples=12, replayed=8)
     return Options(work, steps or (_FAST_STEPS if fast else _STEPS), seed, cast("Path_", path), latency)
 
 

@@ -33,7 +33,7 @@ class Work:
     samples: int = 8  # of each prompt: a group of GRPO
     minibatches: int = 2  # of a new batch, one Adam step each
     replayed: int = 8  # prompts of the batch before that are trained on once more, first
-    rate: float = 1e-3
+    rate: float = 3e-3
     clip: float = 0.2
     seed: int = 0
     dtype: str = "float32"

@@ -128,13 +128,13 @@ def loop(job: Job, steps: int, verify: Verify, inside: Inside, log: Log) -> tupl
 
 def holding(spec: Spec, log: Log) -> Inside:
     """Phases inside a hold, logged with their times and tokens."""
-    import timeslice
+    from timeslice import hold  # loads the client, now and not in the first phase
 
     @contextmanager
     def inside(group: str, phase: str, step: int) -> Iterator[None]:
         asked = time.monotonic()
         log.write("asks", group=group, phase=phase, step=step)
-        with timeslice.hold(group, job=spec.job, phase=phase, timeout=spec.wait_s) as lease:
+        with hold(group, job=spec.job, phase=phase, timeout=spec.wait_s) as lease:
             entered = time.monotonic()
             log.write("enters", group=group, phase=phase, step=step)
             yield
@@ -163,24 +163,23 @@ def free(_group: str, _phase: str, _step: int) -> AbstractContextManager[object]
 
 def main(text: str) -> None:
     """The process of one job."""
-    import timeslice
+    from timeslice import register_arena
     from timeslice.demo.verifier import Verifier
 
     spec = Spec.model_validate_json(text)
     arenas = {group: Arena(path, label=f"{spec.job}-{group}") for group, path in spec.devices.items()}
-    workloads = [
-        timeslice.register_arena(group, arena, job=spec.job) for group, arena in arenas.items() if spec.channel
-    ]
+    workloads = [register_arena(group, arena, job=spec.job) for group, arena in arenas.items() if spec.channel]
     verifier = Verifier(spec.verifier)
     with spec.log.open("w") as file:
         log = Log(file)
+        inside = holding(spec, log)
         print("ready", flush=True)  # noqa: T201 - the starter waits for it
         if not sys.stdin.readline():
             return
         threading.Thread(target=_die_with_starter, daemon=True).start()
         log.write("begins")
         try:
-            rewards, digest = loop(Job(spec.work, arenas), spec.steps, verifier.rewards, holding(spec, log), log)
+            rewards, digest = loop(Job(spec.work, arenas), spec.steps, verifier.rewards, inside, log)
         finally:
             log.write("ends")
         sizes = {group: arena.bytes_allocated for group, arena in arenas.items()}

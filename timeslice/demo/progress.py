@@ -90,7 +90,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(Text(text))
+        self._console.print(Text(text), soft_wrap=True)
 
     def show(self, title: str, watches: Sequence[Watch]) -> None:
         """The state of a run. Called a few times a second."""

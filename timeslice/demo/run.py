@@ -22,6 +22,7 @@ from timeslice.demo.measure import Run, read_log, summary
 from timeslice.demo.processes import Child
 from timeslice.demo.progress import Progress, Watch
 from timeslice.embedded import server_version
+from timeslice.errors import TimeSliceError
 from timeslice.events import Event, decode
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
@@ -33,6 +34,7 @@ JOBS = ("a", "b")
 TARGET_BUSY = 0.5  # share of its time that a job alone shall spend on its devices
 _WARM_UP_STEPS = 4
 _LOOK_S = 0.2
+_SETTLE_S = 30.0
 
 Path_ = Literal["channel", "checkpoint", "both"]
 
@@ -142,6 +144,7 @@ class _Demo:
         self._runs += 1
         folder = self.folder / f"{self._runs}-{name}"
         folder.mkdir()
+        self._await_empty_devices()
         title = f"{' and '.join(jobs)}: by turns" if len(jobs) > 1 else f"{name}: alone"
         with ExitStack() as stack:
             socket = self.folder / f"{self._runs}.sock"  # a short path: sockets have a limit
@@ -199,6 +202,19 @@ class _Demo:
                 self._last_event[group] = text(entry)
                 found.append(decode(group, text(entry), {text(k): text(v) for k, v in fields.items()}))
         return sorted(found, key=lambda event: event.at_ms)
+
+    def _await_empty_devices(self) -> None:
+        """Wait until the agent has seen the jobs of the run before end: that is not this run's cost."""
+        until = time.monotonic() + _SETTLE_S
+        for group in GROUPS:
+            while left := self.driver.view(self.keys.group(group)).resident:
+                if time.monotonic() > until:
+                    raise TimeSliceError(
+                        f"group {group}: job {left[0]} ended; {_SETTLE_S:g} s later its state still counts",
+                        group=group,
+                        job=left[0],
+                    )
+                time.sleep(0.05)
 
     def _clock_offset(self) -> float:
         """Monotonic clock minus the server's."""
