@@ -26,6 +26,8 @@ PROBE_S = 5.0
 RESEND_S = 5.0  # an answer that is not there by then may be lost: ask again under the same id
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 
+_CONTRADICTS = {"suspend": (Residency.RESIDENT,), "restore": (Residency.SUSPENDED,)}
+
 Answers = dict[Target, ChannelAnswer]
 
 
@@ -156,7 +158,12 @@ class ChannelBackend(Backend):
                 id=f"{job.node}/{job.group}/{uuid4().hex}", action=action, mode=selection.mode, tags=selection.tags
             )
             answer = await self._ask(job, target, command, until)
-            if answer is None or answer.ok:
+            if answer is None:
+                return None
+            if answer.ok:
+                if not selection.tags and answer.state in _CONTRADICTS.get(action, ()):
+                    message = f"{action} of process {target.pid} claimed success, and it is still {answer.state}"
+                    raise fault(FaultKind.TRANSIENT, job, message)
                 return answer
             if not answer.busy:
                 message = f"{action} failed in process {target.pid}: {answer.error or 'it gave no reason'}"

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 from pydantic import ValidationError
 
 from timeslice.arena.errors import EmulatedDeviceError, TargetGoneError
-from timeslice.arena.process import HeldProcess
+from timeslice.arena.process import HeldProcess, start_time_of
 from timeslice.arena.process import Target as HeldTarget
 from timeslice.backends.base import Backend, Capabilities, Context, DeviceMemory, Job, Outcome, Probe, Selection
 from timeslice.backends.checks import check_selection, fault, living
@@ -68,6 +68,13 @@ class Markers:
     def drop(self, target: Target) -> None:
         self._path(target).unlink(missing_ok=True)
 
+    def sweep(self) -> None:
+        """Remove the marks of processes that are gone."""
+        for path in self._folder.iterdir():
+            pid, _, start = path.name.partition("-")
+            if pid.isdecimal() and start.isdecimal() and start_time_of(int(pid)) != int(start):
+                path.unlink(missing_ok=True)
+
     def _path(self, target: Target) -> Path:
         return self._folder / f"{target.pid}-{target.start}"
 
@@ -106,6 +113,7 @@ class ProcessBackend(Backend):
 
     async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
+        self._markers.sweep()
         return await self._each(job, lambda target: self._stop(job, target, deadline_s), "stop", undo=True)
 
     async def suspend(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
