@@ -86,6 +86,17 @@ class Job:
         started.wait()
         return ready[0]
 
+    def spin(self, threads: int) -> None:
+        """Keep threads busy in native code, which needs no GIL."""
+
+        def body() -> None:
+            data = bytes(1 << 20)
+            while True:
+                hashlib.sha256(data)
+
+        for _ in range(threads):
+            threading.Thread(target=body, daemon=True).start()
+
     def fork(self) -> int:
         """Fork a child that outlives this process; its id."""
         pid = os.fork()

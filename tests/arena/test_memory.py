@@ -226,6 +226,16 @@ def test_close_frees_everything(device: Device) -> None:
         arena.allocate(1)
 
 
+def links_of(pid: int, word: str) -> list[str]:
+    links = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(str(path.readlink()))
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return [link for link in links if word in link]
+
+
 def openers(inode: int) -> list[str]:
     """Descriptors of any process that are open on this host copy: a memfd lives as long as one is."""
     found = []
@@ -267,8 +277,7 @@ def test_child_of_fork_has_none_of_it(device: Device, start_job: StartJob) -> No
         job.resume()
         assert job.digest(view) == digest
         assert device.used_bytes() == MIB
-        links = [str(p.readlink()) for p in Path(f"/proc/{child}/fd").iterdir()]
-        assert not [link for link in links if "timeslice" in link]
+        wait_until(lambda: not links_of(child, "timeslice"), "the child has let go")
         job.process.kill()
         job.process.wait()
         wait_until(lambda: device.used_bytes() == 0, "device memory is free")
