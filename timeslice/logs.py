@@ -35,13 +35,18 @@ def _extra(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in vars(record).items() if name not in _OWN}
 
 
+def _clean(text: str) -> str:
+    """Without passwords. Line by line: what is hidden reaches to the last @, which may stand far behind."""
+    return "\n".join(redact_url(line) for line in text.split("\n"))
+
+
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         where = "".join(f" {name}={value}" for name, value in _extra(record).items())
         line = f"{_when(record)} {record.levelname.lower():7} {record.name}: {record.getMessage()}{where}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return "\n".join(redact_url(part) for part in line.split("\n"))
+        return _clean(line)
 
 
 class _Json(logging.Formatter):
@@ -55,5 +60,5 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        clean = {name: redact_url(value) if isinstance(value, str) else value for name, value in entry.items()}
-        return json.dumps(clean, default=lambda value: redact_url(str(value)))
+        clean = {name: _clean(value) if isinstance(value, str) else value for name, value in entry.items()}
+        return json.dumps(clean, default=lambda value: _clean(str(value)))

@@ -27,7 +27,7 @@ from timeslice.settings import default_node, publish_url, runtime_dir, withdraw_
 logger = logging.getLogger("timeslice.up")
 
 READY_S = 20.0  # for coordinator and agent to come up
-GRACE_S = 10.0  # for each of them to end
+GRACE_S = 35.0  # for each of them to end; the agent lets a move of state arrive
 _LOCK_S = 3.0  # a server whose `up` was killed is stopped by its guard within this time
 
 Main = Callable[[Callable[[], None], asyncio.Event], Coroutine[Any, Any, None]]
@@ -102,7 +102,7 @@ class LocalStack:
         """Bring everything up. RefusedError if another one of this user runs; then nothing was touched."""
         self._lock = _claim(self._folder / "up.lock")
         try:
-            self._remove_devices()  # of one that was killed
+            self._remove_leftovers()
             self._start_server()
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()} {self.url}\n".encode(), 0)
@@ -114,6 +114,7 @@ class LocalStack:
                 groups=tuple(self.groups),
                 state_dir=self._state,
                 emulate=self.groups,
+                leave=True,
             )
             self._workers = [
                 Worker("coordinator", lambda ready, stop: run_coordinator(coordinator, ready=ready, stop=stop)),
@@ -127,6 +128,12 @@ class LocalStack:
             self.stop()
             raise
         return self
+
+    def _remove_leftovers(self) -> None:
+        """What one that was killed left. Its tokens would tell the new, empty server that it lost data."""
+        self._remove_devices()
+        if self.data is None:
+            shutil.rmtree(self._state, ignore_errors=True)
 
     def _start_server(self) -> None:
         until = time.monotonic() + _LOCK_S
@@ -163,6 +170,8 @@ class LocalStack:
 
     def stop(self) -> None:
         """Take everything down and leave nothing behind but ``data``. May be called in any state."""
+        if self._lock is None:
+            return  # never started, or refused: what runs here is another one's
         withdraw_url(self.url)
         for worker in reversed(self._workers):  # the agent leaves its groups while somebody still listens
             worker.stop()
@@ -172,6 +181,8 @@ class LocalStack:
 
     def kill(self) -> None:
         """End at once: what is under way is not waited for."""
+        if self._lock is None:
+            return
         withdraw_url(self.url)
         self.server.kill()
         self._remove_devices()
@@ -190,8 +201,7 @@ class LocalStack:
             self._devices.rmdir()
 
     def _remove_files(self) -> None:
-        if self._lock is None:
-            return  # nothing here is ours
+        assert self._lock is not None
         shutil.rmtree(self._folder / "server", ignore_errors=True)
         if self.data is None:
             shutil.rmtree(self._state, ignore_errors=True)

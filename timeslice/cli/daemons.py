@@ -58,7 +58,7 @@ Examples:
   timeslice --url redis://redis:6379 coordinator
   timeslice coordinator --name coordinator-1 --log-json"""
 )
-@click.option("--name", metavar="NAME", help="Of this coordinator. Default: node and process id.")
+@click.option("--name", metavar="NAME", help="Of this coordinator. Default: node, process id and random digits.")
 @_log_options
 @click.pass_obj
 def coordinator(session: Session, name: str | None, log_level: str, log_json: bool) -> None:
@@ -66,10 +66,10 @@ def coordinator(session: Session, name: str | None, log_level: str, log_json: bo
 
     Several may run: each owns its share of the groups, and the others take over within ten seconds when one ends.
     """
-    from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
+    from timeslice.coordinator.service import CoordinatorOptions, run_coordinator, unique_name
 
     logs.set_up(as_json=log_json, level=log_level)
-    chosen = check_name("coordinator", name or f"{default_node()[:50]}-{os.getpid()}")
+    chosen = check_name("coordinator", name) if name else unique_name()
     options = CoordinatorOptions(url=session.url, prefix=session.prefix, name=chosen)
     logger.info("coordinator %s: talking to %s", chosen, redact_url(session.url))
     run_daemon(f"coordinator {chosen}", lambda ready, stop: run_coordinator(options, ready=ready, stop=stop))
@@ -129,8 +129,10 @@ Examples:
     help="A snapshot backend to use, first choice first; repeatable. Default: what each process registered for.",
 )
 @click.option(
-    "--host-budget", type=parse_size, metavar="SIZE", help="Host memory for suspended jobs. Default: measured."
+    "--host-budget", type=parse_size, metavar="SIZE", help="Host memory for suspended jobs. Default: what is free."
 )
+@click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics there.")
+@click.option("--leave", is_flag=True, help="When stopped, take the node out of its groups.")
 @_log_options
 @click.pass_obj
 def agent(
@@ -141,12 +143,15 @@ def agent(
     emulate: tuple[tuple[str, int], ...],
     backends: tuple[tuple[str | None, str], ...],
     host_budget: int | None,
+    metrics_port: int | None,
+    leave: bool,
     log_level: str,
     log_json: bool,
 ) -> None:
     """Run the node agent beside this node's accelerators.
 
-    It serves its groups until it is stopped; then it leaves them.
+    It serves its groups until it is stopped. Its node then stays in them, and jobs wait until it runs again: nobody
+    may take a device whose state is not known. To take the node out use --leave, or timeslice node forget.
     """
     from timeslice.agent.service import AgentOptions, run_agent
 
@@ -170,6 +175,8 @@ def agent(
         emulate=dict(emulate),
         backends=chosen,
         host_budget_bytes=host_budget,
+        metrics_port=metrics_port,
+        leave=leave,
     )
     logger.info("agent of node %s: serving %s over %s", name, ", ".join(served), redact_url(session.url))
     run_daemon(f"agent of node {name}", lambda ready, stop: run_agent(options, ready=ready, stop=stop))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from timeslice.cli import checks
-from timeslice.cli.exits import FAILED
+from timeslice.cli.exits import FAILED, exit_code
 from timeslice.cli.output import clean, json_option, print_json
 from timeslice.cli.session import Session
 from timeslice.errors import TimeSliceError
@@ -26,21 +26,20 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     """
     session: Session = ctx.obj
     findings = [checks.installation()]
-    unreachable: TimeSliceError | None = None
+    code = FAILED
     try:
         facts = checks.gather(session)
     except TimeSliceError as error:
-        unreachable = error
+        findings.append(checks.Finding("error", "server", str(error), "nothing else could be looked at"))
+        code = exit_code(error)
     else:
         findings += checks.server(facts)
         findings += checks.coordinators(facts)
         for view in facts.views:
             findings += checks.group(view)
     _print(findings, as_json=as_json)
-    if unreachable is not None:
-        raise unreachable
     if any(each.level == "error" for each in findings):
-        ctx.exit(FAILED)
+        ctx.exit(code)
 
 
 def _print(findings: list[checks.Finding], *, as_json: bool) -> None:

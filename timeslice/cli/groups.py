@@ -97,7 +97,7 @@ Examples:
 @click.option("--lock-only", is_flag=True, help="No agent will ever swap state here: it is a plain lock.")
 @_settings
 @click.pass_obj
-def create(session: Session, name: str, lock_only: bool, **settings: Any) -> None:
+def create(session: Session, /, name: str, lock_only: bool, **settings: Any) -> None:
     """Create GROUP. An agent that serves it creates it too, with default settings."""
     keys = session.keys.group(name)
     checked = _checked(name, settings)
@@ -119,7 +119,7 @@ Examples:
 @click.argument("name", metavar="GROUP")
 @_settings
 @click.pass_obj
-def set_(session: Session, name: str, **settings: Any) -> None:
+def set_(session: Session, /, name: str, **settings: Any) -> None:
     """Change settings of GROUP. They count from the next swap on."""
     checked = _checked(name, settings)
     if not checked:

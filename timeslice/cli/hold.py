@@ -16,6 +16,7 @@ from timeslice.client.identity import process_start, this_target
 from timeslice.client.lease import BaseLease
 from timeslice.client.sync import Client
 from timeslice.locks import scripts
+from timeslice.settings import Settings
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 _COMMAND = "timeslice.command"
@@ -117,6 +118,14 @@ TIMESLICE_FENCING_TOKEN in its environment. The exit code is COMMAND's own, 128 
     "--priority", type=click.IntRange(-100, 100), default=0, show_default=True, help="Higher goes first (-100 to 100)."
 )
 @click.option("--phase", metavar="NAME", help="What the job does meanwhile, for people who look.")
+@click.option(
+    "--lease",
+    type=click.FloatRange(1, 86_400),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long GROUP stays ours when this process can't renew it.",
+)
 @click.option("--lock-only", is_flag=True, help="A plain lock: no agent, nothing is swapped.")
 @click.option("--kill-on-lost", is_flag=True, help="Send COMMAND SIGTERM when a lease is lost. Default: only warn.")
 @click.pass_context
@@ -127,6 +136,7 @@ def hold(
     timeout: float | None,
     priority: int,
     phase: str | None,
+    lease: float,
     lock_only: bool,
     kill_on_lost: bool,
 ) -> None:
@@ -141,24 +151,31 @@ def hold(
         note(f"error: {command[0]}: no such command; nothing was run and nothing is held")
         ctx.exit(NOT_FOUND)
     session: Session = ctx.obj
-    session.driver  # noqa: B018 - says within a second if nobody answers
+    if not Settings().disable:
+        session.driver  # noqa: B018 - says within a second if nobody answers
     child = _Child()
 
-    def on_lost(lease: BaseLease) -> None:
+    def on_lost(lost: BaseLease) -> None:
         act = "it is being terminated" if kill_on_lost else "it goes on, without the right to the devices"
-        note(f"warning: job {lease.job} lost {lease.group} while {command[0]} runs; {act}")
+        note(f"warning: job {lost.job} lost {lost.group} while {command[0]} runs; {act}")
         if kill_on_lost:
             child.terminate()
 
     child.listen()
-    with Client(session.url, job, session.prefix) as client:
+    with Client(session.given_url, job, session.prefix) as client:
         held = client.hold(
-            *groups, timeout=timeout, priority=priority, phase=phase, lock_only=lock_only, on_lost=on_lost
+            *groups,
+            timeout=timeout,
+            priority=priority,
+            phase=phase,
+            lock_only=lock_only,
+            lease=lease,
+            on_lost=on_lost,
         )
         with held as got:
             leases = got if isinstance(got, tuple) else (got,)
             try:
-                pid = child.start(command, _environment(session, client.job, leases))
+                pid = child.start(command, _environment(client, leases))
             except OSError as error:
                 note(f"error: {command[0]}: {error.strerror}; nothing was run")
                 ctx.exit(NOT_RUNNABLE)
@@ -167,14 +184,14 @@ def hold(
     ctx.exit(code)
 
 
-def _environment(session: Session, job: str, leases: Sequence[BaseLease]) -> dict[str, str]:
-    """What the command finds: the same server as we, and the tokens."""
+def _environment(client: Client, leases: Sequence[BaseLease]) -> dict[str, str]:
+    """What the command finds: the same server as ours, and the tokens."""
     tokens = {lease.group: str(lease.fencing_token) for lease in leases}
     environment = {
         **os.environ,
-        "TIMESLICE_URL": session.url,
-        "TIMESLICE_PREFIX": session.prefix,
-        "TIMESLICE_JOB": job,
+        "TIMESLICE_URL": client.url,
+        "TIMESLICE_PREFIX": client.keys.prefix,
+        "TIMESLICE_JOB": client.job,
         "TIMESLICE_FENCING_TOKENS": ",".join(f"{group}={token}" for group, token in tokens.items()),
     }
     environment.pop("TIMESLICE_FENCING_TOKEN", None)

@@ -10,36 +10,36 @@ from timeslice.cli.exits import exit_code
 from timeslice.cli.session import Session
 from timeslice.errors import TimeSliceError
 
-# name -> (module, its one line in the list of commands). The command object is called as the command itself.
+# name -> (module, first sentence of its help). The command object is called as the command itself.
 COMMANDS = {
-    "up": ("timeslice.cli.up", "Run server, coordinator and agent on this machine."),
-    "demo": ("timeslice.demo.command", "Run two RL jobs alone and by turns, and compare."),
-    "coordinator": ("timeslice.cli.daemons", "Run a coordinator, which drives the swaps."),
+    "up": ("timeslice.cli.up", "Run server, coordinator and agent on this machine, until Ctrl-C."),
+    "demo": ("timeslice.demo.command", "Run two RL jobs alone and then by turns on the same devices, and compare."),
+    "coordinator": ("timeslice.cli.daemons", "Run a coordinator, which drives the swaps of the groups it owns."),
     "agent": ("timeslice.cli.daemons", "Run the node agent beside this node's accelerators."),
     "groups": ("timeslice.cli.groups", "List the groups."),
     "group": ("timeslice.cli.groups", "Create, change, show or delete a group."),
-    "status": ("timeslice.cli.status", "Show who holds what, and what is being moved."),
-    "queue": ("timeslice.cli.status", "Show who waits for a group, in service order, and why."),
-    "events": ("timeslice.cli.events", "Show what happened, and follow it."),
-    "nodes": ("timeslice.cli.nodes", "List the nodes and how their agents are."),
+    "status": ("timeslice.cli.status", "Show who holds what, since when, and what is being moved."),
+    "queue": ("timeslice.cli.status", "Show who waits for GROUP, in service order, and why each waits."),
+    "events": ("timeslice.cli.events", "Show what happened in GROUP, or in all groups, oldest first."),
+    "nodes": ("timeslice.cli.nodes", "List the nodes, the groups they serve and how their agents are."),
     "node": ("timeslice.cli.nodes", "Forget a node that will not come back."),
-    "jobs": ("timeslice.cli.jobs", "List the jobs and where their device state is."),
-    "hold": ("timeslice.cli.hold", "Run a command while holding groups."),
-    "yield": ("timeslice.cli.operator", "Give a group up for a job that does not."),
-    "cancel": ("timeslice.cli.operator", "Take a waiting request out of the queue."),
-    "pause": ("timeslice.cli.operator", "Stop granting a group."),
-    "resume": ("timeslice.cli.operator", "Go on granting a group."),
-    "doctor": ("timeslice.cli.doctor", "Look for what is wrong, and say what to do."),
+    "jobs": ("timeslice.cli.jobs", "List the jobs, what they hold and wait for, and where their device state is."),
+    "hold": ("timeslice.cli.hold", "Run COMMAND while holding GROUP, or several groups at once."),
+    "yield": ("timeslice.cli.operator", "Give GROUP up for JOB, which holds it."),
+    "cancel": ("timeslice.cli.operator", "Take a waiting request out of the queue of GROUP."),
+    "pause": ("timeslice.cli.operator", "Stop granting GROUP."),
+    "resume": ("timeslice.cli.operator", "Go on granting GROUP."),
+    "doctor": ("timeslice.cli.doctor", "Look for what is wrong, and say what to do about it."),
 }
 
 
 class Commands(click.Group):
     """Loads a command when it is needed, and turns our errors into one line and an exit code."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
         if cmd_name not in COMMANDS:
             return None
         module = import_module(COMMANDS[cmd_name][0])
@@ -47,7 +47,7 @@ class Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 

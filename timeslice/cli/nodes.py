@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from timeslice.cli.output import json_option, note, print_json, print_table, seconds
-from timeslice.cli.session import Session, operator
+from timeslice.cli.session import Session, operator, parse_json
 from timeslice.errors import RefusedError, UnknownNodeError
 from timeslice.locks import scripts
 from timeslice.locks.scripts import text
@@ -29,12 +28,13 @@ def nodes(session: Session, as_json: bool) -> None:
         print_json({"nodes": found})
         return
     print_table(
-        ("node", "agent", "groups", "version", "last fault"),
+        ("node", "agent", "groups", "devices", "version", "last fault"),
         [
             (
                 each["node"],
                 _health(each),
                 ", ".join(group["group"] for group in each["groups"]),
+                "emulated" if each["emulated"] else "",
                 each["version"],
                 next((f"{g['fault']}: {g['error']}" for g in each["groups"] if g["fault"] or g["error"]), ""),
             )
@@ -84,17 +84,12 @@ def _document(name: str, stored: dict[str, str]) -> dict[str, Any]:
         "instance": stored.get("instance", ""),
         "version": stored.get("version", ""),
         "heartbeat_at_ms": int(stored["heartbeat_at_ms"]) if stored.get("heartbeat_at_ms", "").isdigit() else None,
-        "capabilities": _json(stored.get("capabilities", "")),
-        "memory": _json(stored.get("memory", "")),
+        **{
+            field: parse_json(stored.get(field, ""))
+            for field in ("capabilities", "memory", "emulated", "complaints", "overdue")
+        },
         "groups": [],
     }
-
-
-def _json(stored: str) -> Any:
-    try:
-        return json.loads(stored) if stored else None
-    except ValueError:
-        return stored  # shown as it is, so that somebody sees it
 
 
 @click.group(

@@ -158,11 +158,12 @@ def _behind(position: int) -> str:
     return f"; {position} before it" if position else ""
 
 
-def group_document(view: GroupView) -> dict[str, Any]:
+def group_document(view: GroupView, *, emulated: bool) -> dict[str, Any]:
     """Everything about a group: the schema of ``status --json`` and ``queue --json``."""
     return {
         "group": view.name,
         "mode": view.mode or "undeclared",
+        "emulated": emulated,
         "phase": view.phase,
         "reason": view.reason,
         "since_s": view.since_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -28,7 +29,7 @@ class Session:
     """The server and prefix of one command line."""
 
     def __init__(self, url: str | None = None, prefix: str | None = None) -> None:
-        self._url = url
+        self.given_url = url
         self._prefix = prefix
         self._driver: SyncDriver | None = None
 
@@ -43,7 +44,7 @@ class Session:
     def url(self) -> str:
         from timeslice.settings import find_url
 
-        return find_url(self._url)
+        return find_url(self.given_url)
 
     @functools.cached_property
     def prefix(self) -> str:
@@ -85,6 +86,18 @@ class Session:
         """All nodes."""
         return self._names(self.keys.nodes, "node")
 
+    def emulated(self) -> set[str]:
+        """Groups of which some node's agent says that its device is an emulated one."""
+        from timeslice.locks.scripts import text
+
+        client, found = self.driver.client, set[str]()
+        for node in self.node_names():
+            key = self.keys.node_state(node)
+            told = self.ask(lambda: client.hget(key, "emulated"))  # noqa: B023 - called at once
+            sizes = parse_json(text(told or ""))
+            found |= set(sizes) if isinstance(sizes, dict) else set()
+        return found
+
     def _names(self, key: str, kind: str) -> list[str]:
         from timeslice.locks.scripts import text
         from timeslice.names import check_name
@@ -111,6 +124,14 @@ class Session:
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(near)}? See" if near else "see"
         raise UnknownGroupError(f"no group {name}; {hint}: timeslice groups", group=name)
+
+
+def parse_json(stored: str) -> Any:
+    """What an agent stored as JSON; None for nothing, and what is no JSON as it is, so that somebody sees it."""
+    try:
+        return json.loads(stored) if stored else None
+    except ValueError:
+        return stored
 
 
 def operator() -> str:

@@ -23,10 +23,11 @@ Examples:
 def status(session: Session, group: str | None, as_json: bool) -> None:
     """Show who holds what, since when, and what is being moved."""
     views = session.views() if group is None else [session.view(group)]
+    emulated = session.emulated()
     if as_json:
-        print_json({"groups": [report.group_document(view) for view in views]})
+        print_json({"groups": [report.group_document(view, emulated=view.name in emulated) for view in views]})
     elif group is not None:
-        _print_group(views[0])
+        _print_group(views[0], emulated=group in emulated)
     else:
         print_table(
             ("group", "phase", "since", "holder", "job phase", "waiting", "resident", "nodes", "why"),
@@ -34,12 +35,12 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
                 (
                     view.name,
                     view.phase,
-                    seconds(view.since_s),
+                    seconds(view.since_s) if view.number("since_ms") else "",
                     view.holder,
                     view.state.get("label", "") if view.holder else "",
                     len(view.queue),
                     ", ".join(view.resident),
-                    _nodes(view),
+                    f"{_nodes(view)}{', emulated' if view.name in emulated else ''}",
                     report.moving(view) if view.phase == "swapping" else view.reason,
                 )
                 for view in views
@@ -55,13 +56,15 @@ def _nodes(view: GroupView) -> str:
     return f"{alive} alive" if alive == len(view.nodes) else f"{alive} of {len(view.nodes)} alive"
 
 
-def _print_group(view: GroupView) -> None:
+def _print_group(view: GroupView, *, emulated: bool) -> None:
     held = report.holder(view)
     moving = report.moving(view)
     fields: dict[str, object] = {
         "group": f"{view.name} ({view.mode or 'neither served nor lock-only yet'})",
-        "phase": f"{view.phase}, since {seconds(view.since_s)}",
+        "phase": view.phase + (f" for {seconds(view.since_s)}" if view.number("since_ms") else ""),
     }
+    if emulated:
+        fields["devices"] = "emulated"
     if view.reason:
         fields["why"] = view.reason
     if held:
@@ -115,7 +118,7 @@ def queue(session: Session, group: str, as_json: bool) -> None:
     """Show who waits for GROUP, in service order, and why each waits."""
     view = session.view(group)
     if as_json:
-        print_json(report.group_document(view))
+        print_json(report.group_document(view, emulated=group in session.emulated()))
         return
     if held := report.holder(view):
         phase = f" ({held['job_phase']})" if held["job_phase"] else ""

@@ -84,7 +84,7 @@ def up(
             "and on each node: timeslice agent"
         )
     session: Session = ctx.obj
-    groups = {name: device_size for name in DEFAULT_GROUPS} | {name: size or device_size for name, size in more}
+    groups = dict.fromkeys(DEFAULT_GROUPS, device_size) | {name: size or device_size for name, size in more}
     logs.set_up(level="warning")
     stop = threading.Event()
     stack = LocalStack(groups, prefix=session.prefix, data=data, port=port)

@@ -1,0 +1,136 @@
+"""`timeslice doctor` finds what is wrong and says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import NODE, Cli, World
+from tests.conftest import ServerFactory
+from timeslice.cli import checks
+from timeslice.cli.checks import Facts, Finding
+
+HEALTHY = Facts(
+    where="redis://redis:6379",
+    info={"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "aof_enabled": 1},
+    skew_s=0.1,
+    coordinators={"c1": 5.0},
+    views=[],
+)
+
+
+def problems(findings: list[Finding]) -> dict[str, str]:
+    return {each.check: each.level for each in findings if each.level != "ok"}
+
+
+def with_info(**more: Any) -> Facts:
+    return dataclasses.replace(HEALTHY, info=HEALTHY.info | more)
+
+
+def test_a_healthy_server_has_no_findings_but_good_ones() -> None:
+    """Nothing to complain of, nothing complained of."""
+    assert problems(checks.server(HEALTHY) + checks.coordinators(HEALTHY)) == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (with_info(redis_version="6.2.14"), {"version": "error"}),
+        (with_info(redis_version="10.0.1"), {}),
+        (with_info(valkey_version="9.1.2"), {}),
+        (with_info(maxmemory_policy="allkeys-lru"), {"eviction": "error"}),
+        (with_info(maxmemory=1000, used_memory=950), {"memory": "error"}),
+        (with_info(aof_enabled=0), {"persistence": "warning"}),
+        (with_info(aof_last_write_status="err"), {"persistence": "error"}),
+        (dataclasses.replace(HEALTHY, skew_s=-30.0), {"clock": "warning"}),
+    ],
+    ids=["old", "new", "valkey", "evicts", "full", "no AOF", "AOF fails", "skew"],
+)
+def test_each_fault_of_a_server_is_found(facts: Facts, expected: dict[str, str]) -> None:
+    """One fault, one finding, with what to do."""
+    findings = checks.server(facts)
+    assert problems(findings) == expected
+    assert all(each.do for each in findings if each.level != "ok")
+
+
+def test_a_server_that_evicts_is_an_error_with_the_remedy(server_factory: ServerFactory) -> None:
+    """On a real server with another maxmemory-policy, doctor exits 1 and prints the command that mends it."""
+    server = server_factory(args=["--maxmemory-policy", "allkeys-lru"])
+    result = Cli(server.url, "ts")("doctor")
+    assert result.exit_code == 1
+    assert "CONFIG SET maxmemory-policy noeviction" in result.stdout
+
+
+def test_no_server_is_a_finding_and_exit_code_5() -> None:
+    """The finding is on stdout like all others, also as JSON."""
+    result = Cli("redis://127.0.0.1:1", "ts")("doctor", "--json")
+    assert result.exit_code == 5
+    findings = json.loads(result.stdout)["findings"]
+    assert findings[-1]["level"] == "error"
+    assert "does not answer" in findings[-1]["what"]
+
+
+def test_lock_only_groups_need_nothing(cli: Cli, world: World) -> None:
+    """Without served groups neither coordinator nor agents are missed; warnings alone are exit code 0."""
+    world.hold_lock_only("trainers", "a")
+    found = cli.json("doctor")["findings"]
+    assert [each for each in found if each["level"] == "error"] == []
+
+
+def test_a_served_group_without_coordinator_and_with_a_silent_node_is_two_errors(cli: Cli, world: World) -> None:
+    """Each is named with the command that helps; exit code 1."""
+    world.serve("trainers")
+    world.serve("trainers", "node-2", ttl_ms=-1)
+    result = cli("doctor")
+    assert result.exit_code == 1
+    assert "start one: timeslice coordinator" in result.stdout
+    assert "timeslice node forget node-2" in result.stdout
+
+
+def test_a_blocked_group_is_explained(cli: Cli, world: World) -> None:
+    """The reason is shown together with what ends it."""
+    world.acquire("trainers", "a")
+    result = cli("doctor")
+    assert result.exit_code == 1
+    assert "blocked" in result.stdout
+    assert "timeslice agent --group trainers" in result.stdout
+
+
+def test_a_coordinator_that_lives_is_seen(cli: Cli, world: World) -> None:
+    """Its sign of life in the index counts while its deadline is to come."""
+    world.serve("trainers")
+    seconds, _ = world.driver.client.time()
+    world.driver.client.zadd(world.keys.coordinators, {"c1": (seconds + 60) * 1000, "c2": (seconds - 60) * 1000})
+    (found,) = [each for each in cli.json("doctor")["findings"] if each["check"] == "coordinator"]
+    assert (found["level"], found["what"]) == ("ok", "c1 alive")
+
+
+def test_every_reason_that_a_script_gives_has_advice() -> None:
+    """No blocked group is left with a shrug: each reason's beginning is in the table."""
+    for reason in (
+        "no agent serves this group",
+        "no coordinator drives the swap",
+        "data was lost; waiting for agents and holders to come back",
+        "the device state of job a is unknown",
+        f"node {NODE} unreachable since 2026-01-01 00:00:00 UTC",
+        "deferred: host memory: need 2 GiB, have 1 GiB",
+    ):
+        assert not checks.remedy(reason, "trainers").startswith("details")
+
+
+def test_another_distribution_of_the_same_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llm-d's client installs `timeslice` too; the two shadow each other, which doctor says."""
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.3" if name == "timeslice" else real(name))
+    found = checks.installation()
+    assert found.level == "error"
+    assert "pip uninstall timeslice" in found.do
+
+
+def test_this_installation_is_well() -> None:
+    """Without the other distribution there is nothing to find."""
+    assert checks.installation().level == "ok"
