@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from timeslice.client.aio import AsyncClient
+    from timeslice.client.callbacks import Busy
     from timeslice.client.compat import (
         OrchestratorConnectionError,
         OrchestratorError,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from timeslice.client.defaults import hold
     from timeslice.client.lease import AsyncLease, Lease
     from timeslice.client.sync import Client
-    from timeslice.client.workload import Busy, register_arena, register_workload
+    from timeslice.client.workload import register_arena, register_workload
     from timeslice.errors import (
         AcquireTimeoutError,
         CancelledByOperatorError,
@@ -69,7 +70,7 @@ __all__ = [
 _MODULES = {
     "AsyncClient": "client.aio",
     "AsyncLease": "client.lease",
-    "Busy": "client.workload",
+    "Busy": "client.callbacks",
     "Client": "client.sync",
     "Lease": "client.lease",
     "OrchestratorConnectionError": "client.compat",

@@ -9,7 +9,7 @@ import pytest
 from tests.client.faces import Face
 from tests.client.world import World
 from tests.support.jobs import DEADLINE_S, wait_until
-from timeslice.client.identity import process_start
+from timeslice.client.identity import declared, process_start, this_target
 from timeslice.errors import (
     AcquireTimeoutError,
     CancelledByOperatorError,
@@ -163,6 +163,17 @@ def test_a_waiting_process_is_registered_too(face: Face, world: World) -> None:
     face.acquire(face.client(job="b"), "g")
     field = f"b/n1/{os.getpid()}"
     wait_until(lambda: field in world.view().targets, "b is registered")
+
+
+def test_a_workloads_own_registration_is_repeated_not_replaced(
+    face: Face, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that listens on a channel stays registered with it when its client has to register it again."""
+    target = this_target("g", "a", "n1").model_copy(update={"channel": "c", "modes": ("offload",)})
+    monkeypatch.setitem(declared, ("g", "a"), target)
+    world.serve("g")
+    got(face.acquire(face.client(job="a"), "g"))
+    assert Target.model_validate_json(world.view().targets[f"a/n1/{os.getpid()}"]) == target
 
 
 def test_a_host_without_an_agent_is_fine(face: Face, world: World) -> None:

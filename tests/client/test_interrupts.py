@@ -157,6 +157,36 @@ async def test_several_groups_are_given_back_when_the_wait_is_cancelled(world: W
         assert world.queue("samplers") == []
 
 
+@pytest.mark.parametrize("where", ["Holding", "_Entered"])
+def test_an_interrupt_just_after_the_grant_loses_no_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A KeyboardInterrupt between the grant and the body gives the group back."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"timeslice.client.hold.{where}", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        timeslice.hold("g", job="a", lock_only=True).__enter__()
+    wait_until(lambda: not world.holder(), "the group is free")
+
+
+def test_an_interrupt_just_before_the_yield_loses_no_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KeyboardInterrupt on the way out still ends with a yield."""
+    hold = timeslice.hold("g", job="a", lock_only=True)
+    lease = hold.__enter__()
+
+    def interrupt(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(lease), "begin_yield", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        hold.__exit__(None, None, None)
+    wait_until(lambda: not world.holder(), "the group is free")
+
+
 ABANDONED = """
     async def main():
         async with timeslice.hold("g", lock_only=True):

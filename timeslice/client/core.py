@@ -210,11 +210,12 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     def _wait(self, keys: GroupKeys, request: Request, timeout: float | None) -> Steps[Grant]:
         started = time.monotonic()
+        registered_at = -math.inf
         checked = request.lock_only
 
         def note(queued: Queued) -> None:
             self.raise_floor(keys.name, queued.counter)
-            if not queued.registered and queued.mode == "served":
+            if not queued.registered and queued.mode == "served" and time.monotonic() > registered_at + 1:
                 raise _Unregistered
             if not queued.mode and not checked:
                 raise _Unserved
@@ -228,6 +229,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 )
             except _Unregistered:
                 yield self._register(keys, request.job)
+                registered_at = time.monotonic()
             except _Unserved:
                 checked = True
                 yield from self._check_known(keys.name)
@@ -280,23 +282,26 @@ class BaseClient(Generic[LeaseT, DriverT]):
         error.add_note(f"{what} is not confirmed; it is tried on, and ends by itself within {WAITER_TTL_MS // 1000} s")
 
     def _yield(self, lease: BaseLease) -> Steps[Yielded | None]:
-        if self.disabled or not lease._begin_yield():  # noqa: SLF001
+        if self.disabled or not lease.begin_yield():
             return None
-        renewer = self.renewer
-        renewer.drop(lease)
-        call = lease._yield_call()  # noqa: SLF001
-        what = f"group {lease.group}: yield of job {lease.job}"
+        self.renewer.drop(lease)
         try:
-            reply: Any = yield self._finish(call, max(lease.expires_at - time.monotonic(), 0.0))
+            reply: Any = yield self._finish(lease.yield_call(), max(lease.expires_at - time.monotonic(), 0.0))
         except Exception as error:
-            log.warning("%s is not answered; it is tried on in the background: %s", what, error)
-            renewer.later(call, what, lease._end_yield)  # noqa: SLF001
+            log.warning("%s is not answered; it is tried on in the background: %s", lease.yield_name, error)
+            lease.yield_later()
             return None
         except BaseException:
-            renewer.later(call, what, lease._end_yield)  # noqa: SLF001
+            lease.yield_later()
             raise
-        lease._end_yield(reply)  # noqa: SLF001
+        lease.end_yield(reply)
         return reply if isinstance(reply, Yielded) else None
+
+    def abandon(self, lease: BaseLease) -> None:
+        """See to a lease whose holder was interrupted before it could yield: nobody else will."""
+        if not self.disabled and lease.begin_yield():
+            self.renewer.drop(lease)
+            lease.yield_later()
 
     def orders(self, groups: Sequence[str]) -> Any:
         """The configured order of each group, as bytes or None."""

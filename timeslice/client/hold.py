@@ -115,10 +115,10 @@ class Hold:
             for group in groups:
                 left = None if until is None else max(until - time.monotonic(), 0.0)
                 taken.append((yield from self._take(client, group, left)))
+            self._entered.append(_Entered(tuple(taken)))
         except BaseException:
             yield from _release_all(taken)
             raise
-        self._entered.append(_Entered(tuple(taken)))
         leases = {holding.lease.group: holding.lease for holding in taken}
         return leases[groups[0]] if len(groups) == 1 else tuple(leases[group] for group in self._groups)
 
@@ -127,10 +127,16 @@ class Hold:
         held = _held.get().get(key)
         if held and held.join(self._terms.job or client.job):
             return held
-        lease = yield from client._acquire(group, self._terms, timeout)  # noqa: SLF001
-        held = Holding(client, key, lease)
-        _held.set({**_held.get(), key: held})
-        return held
+        lease: BaseLease | None = None
+        try:
+            lease = yield from client._acquire(group, self._terms, timeout)  # noqa: SLF001
+            held = Holding(client, key, lease)
+            _held.set({**_held.get(), key: held})
+            return held
+        except BaseException:
+            if lease:
+                client.abandon(lease)
+            raise
 
     def _leave(self) -> Steps[None]:
         # Frameworks enter in one callback and leave in another, whose context may differ: then the last entry is ours.
@@ -210,6 +216,8 @@ def _release_all(holdings: Sequence[Holding]) -> Steps[None]:
             yield from _release(holding)
         except BaseException as error:
             interrupt = interrupt or error
+            if not holding.count:
+                holding.client.abandon(holding.lease)
     if interrupt:
         raise interrupt
 

@@ -46,7 +46,7 @@ def this_target(group: str, job: str, host: str) -> Target:
     """This process as a target of its node's agent: as a workload declared it, else as it is."""
     pid = os.getpid()
     known = declared.get((group, job))
-    if known and known.pid == pid:
+    if known and (known.pid, known.host) == (pid, host):
         return known
     return Target(
         job=job, host=host, pid=pid, start=process_start(pid), uid=os.getuid(), pid_namespace=_pid_namespace()

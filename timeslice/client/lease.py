@@ -130,13 +130,13 @@ class BaseLease:
         if self.lock_only and now >= self.expires_at:
             self._expire()
 
-    # ends
+    # for the client
 
-    def _yield_call(self) -> Call[Yielded | NotHolder]:
+    def yield_call(self) -> Call[Yielded | NotHolder]:
         floor = self._client.floors.get(self.group, 0)
         return scripts.yield_(self._keys, self.lease_id, self.fencing_token, floor=floor)
 
-    def _begin_yield(self) -> bool:
+    def begin_yield(self) -> bool:
         """True for the one caller that may send the yield."""
         if self.inherited:
             return False
@@ -146,17 +146,27 @@ class BaseLease:
             self._state = "yielding"
         return True
 
-    def _end_yield(self, reply: Yielded | NotHolder) -> None:
+    def end_yield(self, reply: Yielded | NotHolder) -> None:
         if isinstance(reply, NotHolder):
             self._lose(_holder(reply.holder, reply.token))
-        else:
-            self._client.raise_floor(self.group, reply.counter)
-            self._state = "yielded"
+            return
+        self._client.raise_floor(self.group, reply.counter)
+        with self._changing:
+            if self._state == "yielding":  # a loss is final, whatever the server says later
+                self._state = "yielded"
+
+    @property
+    def yield_name(self) -> str:
+        return f"group {self.group}: yield of job {self.job}"
+
+    def yield_later(self) -> None:
+        """Leave the yield to the renewal thread."""
+        self._client.renewer.later(self.yield_call(), self.yield_name, self.end_yield)
 
     def _expire(self) -> None:
         if self._lose(f"the server did not confirm it for {self.lease_s:g} s"):
             # The server may have stood still meanwhile and still count us in.
-            self._client.renewer.later(self._yield_call(), f"group {self.group}: yield of job {self.job}")
+            self.yield_later()
 
     def _lose(self, why: str) -> bool:
         with self._changing:

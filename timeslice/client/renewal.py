@@ -49,6 +49,7 @@ class Renewer:
         self._errands: list[_Errand] = []
         self._wake = threading.Condition()
         self._wake_at = -math.inf  # -inf: awake, and looks before it sleeps
+        self._used = False  # since the last time there was nothing to do
         self._thread: threading.Thread | None = None
         # No attempt may take so long that a lease runs out unseen behind it.
         self._reply_s = REPLY_TIMEOUT_S
@@ -58,6 +59,7 @@ class Renewer:
     def add(self, lease: BaseLease) -> None:
         with self._wake:
             self._leases[lease.lease_id] = lease
+            self._used = True
             if lease.lease_s < 3 * self._reply_s:
                 self._reply_s = max(lease.lease_s / 3, _SHORTEST_REPLY_S)
             self._rouse(lease.renew_at)
@@ -97,6 +99,9 @@ class Renewer:
             now = time.monotonic()
             leases, errands = list(self._leases.values()), list(self._errands)
             at = min([lease.renew_at for lease in leases] + [errand.at for errand in errands], default=math.inf)
+            if at == math.inf and self._used:
+                # A lease was here and is gone: the next one, likely soon, must not have to wake us.
+                at, self._used = now + self._reply_s, False
             if at > now:
                 self._wake_at = at
                 self._wake.wait(None if at == math.inf else at - now)
