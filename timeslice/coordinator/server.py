@@ -15,6 +15,7 @@ from timeslice.settings import redact_url
 log = logging.getLogger("timeslice.coordinator")
 
 OLDEST = (7, 0)
+START_DEADLINE_S = 10.0  # a server that has just been started may still be loading
 
 
 async def check_server(driver: AsyncDriver) -> None:
@@ -34,7 +35,7 @@ async def check_server(driver: AsyncDriver) -> None:
                 return {}
             raise
 
-    info = await driver.retry(attempt)
+    info = await driver.retry(attempt, deadline_s=START_DEADLINE_S)
     version = str(info.get("redis_version", ""))
     if numbers := re.match(r"(\d+)\.(\d+)", version):
         if (int(numbers[1]), int(numbers[2])) < OLDEST:

@@ -237,8 +237,7 @@ def _roll_back(view: GroupView, memory: Memory) -> Action:
         return undo(view, memory, "")
     if view.now_ms >= due + GRACE_MS:
         return Move("rollback", "rollback", swap_budget_ms(view), _overdue(unfinished[0], view, plan))
-    idle = [node for node in unfinished if memory.attempt > 1 or node.step != "begun rollback"]
-    return _send(memory, plan, "rollback", idle) or Wait(due + GRACE_MS, len(unfinished))
+    return _send(memory, plan, "rollback", unfinished) or Wait(due + GRACE_MS, len(unfinished))
 
 
 def _send(memory: Memory, plan: Plan, step: Step, nodes: list[NodeView]) -> Send | None:
