@@ -27,6 +27,8 @@ from timeslice.locks.keys import Keys
 from timeslice.models import ChannelAnswer, ChannelCommand, Residency
 from timeslice.settings import Settings, default_job, default_node, find_url
 
+__all__ = ["Busy", "Workload", "register_arena", "register_workload"]
+
 log = logging.getLogger("timeslice")
 
 REFRESH_S = 5.0  # the registration is repeated that often, in case the server forgot it
