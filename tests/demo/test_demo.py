@@ -19,7 +19,7 @@ from timeslice.demo.measure import faults
 from timeslice.demo.run import Options, Path_, run_demo
 from timeslice.events import SwapFinished
 
-SMALL = Work(modulus=3, width=512, prompts=8, samples=4, replayed=4)
+SMALL = Work(modulus=3, width=512, prompts=8, samples=4, minibatches=2, replayed=4)
 STEPS = 6
 
 
@@ -61,7 +61,7 @@ def await_true(what: str, check: Callable[[], object], seconds: float = 60) -> N
 def test_slicing_changes_nothing_but_the_order(path: Path_, temporary: Path) -> None:
     """Whichever way the state moves: swaps happen, nobody overlaps, tokens rise, every bit of the result is equal."""
     before = dict(os.environ)
-    outcome = run_demo(Options(SMALL, STEPS, seed=1, path=path, latency_s=0.1))
+    outcome = run_demo(Options(SMALL, seed=1, path=path, latency_s=0.1, steps=STEPS))
     report = outcome.report
     assert faults(report) == []
     assert report["device"] == "emulated"

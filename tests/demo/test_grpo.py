@@ -10,8 +10,8 @@ import pytest
 from timeslice.demo.grpo import TOKENS, Array, Rollouts, Sampler, Trainer, Work, advantages, encode
 from timeslice.demo.verifier import score
 
-SMALL = Work(modulus=4, width=256, prompts=32, samples=8, rate=1e-2)
-TINY = Work(modulus=3, width=12, prompts=4, samples=3, replayed=2, dtype="float64")
+SMALL = Work(modulus=4, width=256, prompts=32, samples=8, minibatches=2, rate=1e-2)
+TINY = Work(modulus=3, width=12, prompts=4, samples=3, minibatches=2, replayed=2, dtype="float64")
 
 
 def loaded(work: Work) -> tuple[Sampler, Trainer]:

@@ -17,7 +17,7 @@ from timeslice.demo.grpo import Array, Rollouts, Work
 from timeslice.demo.job import GROUPS, SAMPLERS, TRAINERS, Job, Log, free, loop
 from timeslice.demo.verifier import score
 
-WORK = Work(modulus=3, width=64, prompts=8, samples=4, replayed=4)
+WORK = Work(modulus=3, width=64, prompts=8, samples=4, minibatches=2, replayed=4)
 
 
 def verify(modulus: int, rollouts: Rollouts) -> Array:

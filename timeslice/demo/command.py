@@ -15,8 +15,6 @@ from timeslice.errors import TimeSliceError, UsageError
 if TYPE_CHECKING:
     from timeslice.demo.run import Options, Outcome
 
-_STEPS, _FAST_STEPS = 24, 8
-
 
 @click.command(
     epilog="""\b
@@ -25,10 +23,8 @@ Examples:
   timeslice demo --json demo.json            # and a picture: demo.svg, demo.png
   timeslice demo --path checkpoint           # state moved from outside the processes only"""
 )
-@click.option("--fast", is_flag=True, help="Smaller batches and fewer steps: half a minute.")
-@click.option(
-    "--steps", type=click.IntRange(2, 10_000), help=f"Steps of each job. Default {_STEPS}, fast {_FAST_STEPS}."
-)
+@click.option("--fast", is_flag=True, help="Smaller batches and fewer steps: half a minute instead of two.")
+@click.option("--steps", type=click.IntRange(2, 10_000), help="Of each job. Default: as many as fit into the time.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of job a; job b has the next."
 )
@@ -96,8 +92,11 @@ def _options(fast: bool, steps: int | None, seed: int, path: str, latency: float
     from timeslice.demo.grpo import Work
     from timeslice.demo.run import Options, Path_
 
-    work = Work(modulus=4, prompts=48, samples=12, replayed=6) if fast else Work(prompts=64, samples=12, replayed=8)
-    return Options(work, steps or (_FAST_STEPS if fast else _STEPS), seed, cast("Path_", path), latency)
+    chosen = cast("Path_", path)
+    if fast:
+        work = Work(modulus=4, prompts=48, samples=16, minibatches=6, replayed=8)
+        return Options(work, seed, chosen, latency, steps)
+    return Options(Work(), seed, chosen, latency, steps, budget_s=100, most_steps=24)
 
 
 def _write(outcome: Outcome, report: Path | None, events: Path | None) -> None:

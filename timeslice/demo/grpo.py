@@ -29,11 +29,11 @@ class Work:
 
     modulus: int = 5
     width: int = 2048
-    prompts: int = 32  # in a batch
-    samples: int = 8  # of each prompt: a group of GRPO
-    minibatches: int = 2  # of a new batch, one Adam step each
+    prompts: int = 64  # in a batch
+    samples: int = 16  # of each prompt: a group of GRPO
+    minibatches: int = 8  # of a new batch, one Adam step each
     replayed: int = 8  # prompts of the batch before that are trained on once more, first
-    rate: float = 3e-3
+    rate: float = 2e-3
     clip: float = 0.2
     seed: int = 0
     dtype: str = "float32"

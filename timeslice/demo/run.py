@@ -32,7 +32,9 @@ from timeslice.up import LocalStack
 
 JOBS = ("a", "b")
 TARGET_BUSY = 0.5  # share of its time that a job alone shall spend on its devices
-_WARM_UP_STEPS = 4
+_WARM_UP_STEPS = 3
+_FEWEST_STEPS = 4
+_RUNS = 3.4  # all runs together take about so many times as long as a job alone
 _LOOK_S = 0.2
 _SETTLE_S = 30.0
 
@@ -44,10 +46,12 @@ class Options:
     """What to run."""
 
     work: Work
-    steps: int
     seed: int
     path: Path_ = "both"
     latency_s: float | None = None  # None: measured, so that TARGET_BUSY is met
+    steps: int | None = None  # None: as many as fit into the budget
+    budget_s: float = 25.0  # for all runs together, as estimated from the warm-up
+    most_steps: int = 8
 
     def channel(self, job: str) -> bool:
         """Whether the job moves its state itself when asked; else the agent does it from outside."""
@@ -107,10 +111,10 @@ class _Demo:
         for job in JOBS:
             how = "by itself, when asked (channel)" if options.channel(job) else "from outside (checkpoint)"
             say(f"job {job}: state is moved {how}")
-        latency = self._measured_latency() if options.latency_s is None else options.latency_s
-        say(f"the verifier takes {latency:.3f} s for a batch of {options.work.batch} answers")
-        alone = tuple(self._run(job, [job], options.steps, latency) for job in JOBS)
-        sliced = self._run("sliced", JOBS, options.steps, latency)
+        latency, steps = self._settle()
+        say(f"{steps} steps; the verifier takes {latency:.3f} s for a batch of {options.work.batch} answers")
+        alone = tuple(self._run(job, [job], steps, latency) for job in JOBS)
+        sliced = self._run("sliced", JOBS, steps, latency)
         report = {
             "device": "emulated",
             "capacity_kept_by": "accounting" if advisory else "kernel",
@@ -120,7 +124,8 @@ class _Demo:
             "weights_travel": "through host memory, inside the train and generate phases",
             "verifier_latency_s": round(latency, 4),
             "verifier_latency_chosen": "measured" if options.latency_s is None else "given",
-            "steps": options.steps,
+            "steps": steps,
+            "steps_chosen": "measured" if options.steps is None else "given",
             "seeds": {job: self._work(job).seed for job in JOBS},
             "work": _sizes_of(options.work),
             "versions": _versions(self.local.server.binary),
@@ -128,14 +133,22 @@ class _Demo:
         }
         return Outcome(report, alone, sliced)
 
-    def _measured_latency(self) -> float:
-        """The latency at which a job alone is on its devices for the wanted share of its time."""
+    def _settle(self) -> tuple[float, int]:
+        """The verifier's latency, so that a job alone is on its devices as much as wanted, and the steps."""
+        latency, steps = self.options.latency_s, self.options.steps
+        if latency is not None and steps is not None:
+            return latency, steps
         run = self._run("warm-up", [JOBS[0]], _WARM_UP_STEPS, 0.0)
         busy = sum(
             statistics.median(body.seconds for body in run.bodies if body.group == group and body.step)
             for group in GROUPS
         )
-        return busy * (1 / TARGET_BUSY - 1)
+        if latency is None:
+            latency = busy * (1 / TARGET_BUSY - 1)
+        if steps is None:
+            fit = int(self.options.budget_s / ((busy + latency) * _RUNS))
+            steps = min(max(fit, _FEWEST_STEPS), self.options.most_steps)
+        return latency, steps
 
     def _work(self, job: str) -> Work:
         return replace(self.options.work, seed=self.options.seed + JOBS.index(job))
