@@ -123,7 +123,7 @@ class KnobBackend(Backend):
                 lingers = entry["lingers"] if time.time() < entry["until"] else 0
                 size = entry["bytes"] if entry["state"] == "resident" else lingers
                 if size and procfs.look_at(entry.get("pid", os.getpid())):
-                    holders.append((entry.get("pid", 0), size))
+                    holders.append((entry.get("as", entry.get("pid", 0)), size))
         taken = sum(size for _, size in holders)
         free = CAPACITY - taken
         return (DeviceMemory(device="fake0", total_bytes=CAPACITY, free_bytes=free, holders=tuple(holders)),)

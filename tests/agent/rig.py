@@ -110,9 +110,10 @@ class Rig:
         assert process.stdout.readline() == "ready\n"
         return process
 
-    def spawn(self, code: str = SLEEPER) -> subprocess.Popen[str]:
+    def spawn(self, code: str = SLEEPER, *arguments: str) -> subprocess.Popen[str]:
         """A process that could be a job's; returns when it has printed its first line."""
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        line = [sys.executable, "-c", code, *arguments]
+        process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.processes.append(process)
         assert process.stdout is not None
         process.stdout.readline()
@@ -168,9 +169,11 @@ class Rig:
         found = await self.member(job)
         return found.state if found else ""
 
-    async def events(self) -> list[dict[str, str]]:
-        found = await self.driver.client.xrange(self.group.events)
-        return [{text(k): text(v) for k, v in fields.items()} for _, fields in found]
+    async def events(self, kind: str) -> list[dict[str, str]]:
+        """The group's events of one kind, oldest first."""
+        found: Any = await self.driver.client.xrange(self.group.events)
+        events = [{text(k): text(v) for k, v in fields.items()} for _, fields in found]
+        return [event for event in events if event["type"] == kind]
 
     async def begin_swap(self, *out: str, into: str) -> int:
         """The first of ``out`` holds and yields while ``into`` waits: a swap, planned. Its number."""
@@ -249,9 +252,13 @@ class Rig:
         await self.step("prepare", "commit")
         done = await self.order(self.command(swap, "commit", *out, into=into))
         assert done["step"] == "done", done
-        promoted = await self.driver.run(scripts.promote(self.group, swap, self.epoch, "restored"))
+        promoted = await self.promote(swap)
         assert isinstance(promoted, scripts.Promoted), promoted
         return done
+
+    async def promote(self, swap: int, how: str = "restored") -> Any:
+        call: scripts.Call[Any] = scripts.promote(self.group, swap, self.epoch, how)
+        return await self.driver.run(call)
 
     async def settle(self, swap: int, reason: str = "test") -> None:
         assert await self.driver.run(scripts.settle(self.group, swap, self.epoch, reason, 1000)) is None
@@ -261,6 +268,6 @@ class Rig:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
             process.wait()
-            if process.stdout:
-                process.stdout.close()
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                pipe.close()
         await self.driver.close()

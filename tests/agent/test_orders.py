@@ -47,10 +47,11 @@ async def test_a_stale_swap_is_refused_by_the_fence_on_disk(rig: Rig) -> None:
         await rig.job("a", 600)
         await rig.swap("a", into="b")
     calls = rig.fake.calls()
-    old = (await rig.view()).number("token") - 100
+    old = int((await rig.events("SwapStarted"))[-1]["swap"]) - 1
     async with rig.agent():
         forgotten = {"swap_id": str(old), "swap_step": "commit", "swap_deadline_ms": "9999999999999", "lease_id": ""}
-        await rig.driver.client.hset(rig.group.state, mapping=forgotten)
+        for name, value in forgotten.items():
+            await rig.driver.client.hset(rig.group.state, name, value)
         await rig.send(rig.command(old, "commit", "b", into="a"))
         await rig.idle()
         assert rig.fake.calls() == calls
@@ -225,7 +226,5 @@ async def test_a_job_that_is_not_here_counts_as_out(rig: Rig) -> None:
         assert (await rig.order(rig.command(swap, "prepare", "a", into="b")))["step"] == "prepared"
         await rig.step("prepare", "commit")
         assert (await rig.order(rig.command(swap, "commit", "a", into="b")))["step"] == "done"
-        assert isinstance(
-            await rig.driver.run(scripts.promote(rig.group, swap, rig.epoch, "first load")), scripts.Promoted
-        )
+        assert isinstance(await rig.promote(swap, "first load"), scripts.Promoted)
         assert rig.fake.calls() == []

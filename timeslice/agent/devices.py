@@ -6,7 +6,7 @@ a device that is not empty may poison the driver for good.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from timeslice.backends.base import DeviceMemory
 
@@ -20,23 +20,24 @@ def freed(before: Devices, after: Devices) -> dict[str, int]:
     return {name: max(size, 0) for name, size in gained.items()}
 
 
-def shortage(devices: Devices, footprint: Mapping[str, int], need: int) -> str:
-    """Why a job can't come back now, naming who holds the memory; '' when it fits.
+def shortage(devices: Devices, footprint: Mapping[str, int], need: int, own: Collection[int]) -> str:
+    """Why a job can't come back now, naming who holds the memory; '' when it fits. What its ``own`` processes hold
+    is no obstacle.
 
     ``footprint`` is what it freed on each device when it left; without it (or when it left by other means) ``need``
     must fit into all of them together.
     """
-    known = {device.device for device in devices}
-    if footprint.keys() & known:
-        short = [
-            _short(device, footprint[device.device])
-            for device in devices
-            if footprint.get(device.device, 0) > device.free_bytes
-        ]
-        return "; ".join(short)
-    if not devices or need <= sum(device.free_bytes for device in devices):
+    room = {device.device: device.free_bytes + _held(device, own) for device in devices}
+    if footprint.keys() & room.keys():
+        tight = [device for device in devices if footprint.get(device.device, 0) > room[device.device]]
+        return "; ".join(_short(device, footprint[device.device]) for device in tight)
+    if not devices or need <= sum(room.values()):
         return ""
     return "; ".join(_short(device, need) for device in devices)
+
+
+def _held(device: DeviceMemory, pids: Collection[int]) -> int:
+    return sum(size for pid, size in device.holders if pid in pids)
 
 
 def _short(device: DeviceMemory, need: int) -> str:
@@ -51,9 +52,7 @@ def left_behind(devices: Devices, dead: frozenset[int], others: int, had: int) -
     Where the devices tell holders, theirs are counted. Else what nobody living explains (``others``: bytes of the
     living) is taken for theirs, if it is about as much as they ``had``.
     """
-    total = 0
-    for device in devices:
-        total += sum(size for pid, size in device.holders if pid in dead)
+    total = sum(_held(device, dead) for device in devices)
     if total or any(device.holders for device in devices):
         return total
     used = sum(device.total_bytes - device.free_bytes for device in devices)

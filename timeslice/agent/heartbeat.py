@@ -42,7 +42,8 @@ class Heartbeat:
         trouble, pause = "", self._ttl_s / 3
         while True:
             try:
-                await asyncio.wait_for(self._scope.wake.wait(), pause)
+                async with asyncio.timeout(pause):  # wait_for of Python 3.11 may swallow a cancellation
+                    await self._scope.wake.wait()
             except TimeoutError:
                 pass
             self._scope.wake.clear()

@@ -1,4 +1,8 @@
-"""The agent's memory on disk: one small file per group, replaced whole, so that a reader sees the old or the new."""
+"""The agent's memory on disk: one small file per group, replaced whole, so that a reader sees the old or the new.
+
+Orders and their answers matter while the jobs' processes live, so they have to survive the agent, not the machine: the
+kernel has them once they are written. The fence outlives the machine: whenever it rises, the disk is waited for.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,24 @@ from timeslice.agent.state import Ledger
 log = logging.getLogger("timeslice.agent")
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file so that neither a crash nor a full disk leaves half of it. OSError: the old content stands."""
+def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file so that neither a crash nor a full disk leaves half of it. OSError: the old content stands.
+
+    ``durable`` waits until it would survive the loss of power, too.
+    """
     draft = path.with_suffix(".new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        if durable:
+            os.fsync(fd)
     finally:
         os.close(fd)
     draft.replace(path)
+    if not durable:
+        return
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)  # the rename itself
@@ -58,7 +68,9 @@ class Journal:
         async with self._lock:
             changed = change(self.ledger)
             if changed != self.ledger:
-                await asyncio.to_thread(write_whole, self._path, changed.model_dump_json().encode())
+                durable = (changed.fence, changed.floor) != (self.ledger.fence, self.ledger.floor)
+                data = changed.model_dump_json().encode()
+                await asyncio.to_thread(write_whole, self._path, data, durable=durable)
                 self.ledger = changed
 
     async def update_anyway(self, change: Callable[[Ledger], Ledger]) -> None:

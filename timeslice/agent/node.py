@@ -9,9 +9,9 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 
@@ -24,6 +24,8 @@ from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
 
 log = logging.getLogger("timeslice.agent")
+
+T = TypeVar("T")
 
 KEEP_S = 24 * 3600  # how long the record of a silent node can still be read
 _POLL_S = 0.5
@@ -61,6 +63,7 @@ class NodeRecord:
         self._driver, self._keys, self._node, self._instance = driver, keys, node, instance
         self._ttl_ms = int(ttl_s * 1000)
         self._key = keys.node_state(node)
+        self._beating: asyncio.Task[None] | None = None
 
     async def claim(self) -> None:
         """Take the node id. Another instance that is silent is waited for until its lease is over; one that beats
@@ -75,8 +78,10 @@ class NodeRecord:
     async def run(self, scopes: Mapping[str, Scope], host: HostMemory, facts: Mapping[str, str]) -> None:
         """Beat for ever. RefusedError when another instance took over while Redis was out of our reach."""
         while True:
+            # A beat that is cut off might still reach the server after the node id was let go.
+            self._beating = asyncio.create_task(self.beat(scopes, host, facts))
             try:
-                await self.beat(scopes, host, facts)
+                await asyncio.shield(self._beating)
             except RedisUnreachableError as error:
                 log.warning("node %s: its record could not be written, trying on: %s", self._node, error)
             await asyncio.sleep(self._ttl_ms / 3000)
@@ -98,6 +103,8 @@ class NodeRecord:
 
     async def release(self) -> None:
         """Let the node id go, so that another agent may have it at once."""
+        if self._beating:
+            await asyncio.wait({self._beating})
 
         async def attempt() -> None:
             async with self._driver.client.pipeline(transaction=True) as pipeline:
@@ -107,7 +114,7 @@ class NodeRecord:
                     pipeline.hset(self._key, "instance_until_ms", "0")
                     await pipeline.execute()
 
-        await self._driver.retry(attempt)
+        await self._optimistic(attempt)
 
     async def _take(self, fields: Mapping[str, str]) -> dict[str, str] | None:
         """Take or renew the instance lease and write ``fields``; else the record of who has it."""
@@ -128,6 +135,10 @@ class NodeRecord:
                 await pipeline.execute()
                 return None
 
+        return await self._optimistic(attempt)
+
+    async def _optimistic(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Run a transaction again for as long as somebody else writes the record between its two halves."""
         while True:
             try:
                 return await self._driver.retry(attempt)

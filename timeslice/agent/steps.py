@@ -220,9 +220,9 @@ class Steps:
         backend, note = job.backend, self._presences.journal.ledger.notes.get(job.name)
         note = self.notes.get(job.name) or note
         if backend.capabilities().freed_share > 0:
-            why = shortage(
-                await self._presences.backends.measure(), note.footprint if note else {}, job.probe.host_bytes
-            )
+            devices = await self._presences.backends.measure()
+            own = {target.pid for target in job.job.targets}
+            why = shortage(devices, note.footprint if note else {}, job.probe.host_bytes, own)
             if why:
                 raise _fault(FaultKind.TRANSIENT, job, f"not restored, its saved copy is intact: {why}")
         began = time.monotonic()

@@ -1,0 +1,168 @@
+"""Joining, leaving, losing Redis's data, and being the only agent of a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.rig import Rig, until
+from tests.conftest import ServerFactory
+from timeslice.errors import GroupModeError, RefusedError, ServerUnsuitableError, UsageError
+from timeslice.locks import scripts
+
+
+async def test_a_stopped_agent_has_not_left(rig: Rig) -> None:
+    """Stopping is not leaving: the node stays a member until somebody says otherwise. †"""
+    async with rig.agent():
+        await rig.job("a", 600)
+    assert set((await rig.view()).nodes) == {rig.node}
+
+
+async def test_an_agent_that_is_told_to_leave_is_gone_from_the_group(rig: Rig) -> None:
+    """With `leave` the node is no member any more after the stop."""
+    async with rig.agent(leave=True):
+        assert set((await rig.view()).nodes) == {rig.node}
+    assert (await rig.view()).nodes == {}
+
+
+async def test_the_record_of_the_node_says_who_serves_it(rig: Rig) -> None:
+    """The node's hash and the indexes are there before the first use, and they expire."""
+    async with rig.agent():
+        record = await rig.driver.client.hgetall(rig.keys.node_state(rig.node))
+        assert {b"heartbeat_at_ms", b"instance", b"version", b"capabilities", b"memory", b"groups"} <= set(record)
+        assert await rig.driver.client.ttl(rig.keys.node_state(rig.node)) > 0
+        assert await rig.driver.client.sismember(rig.keys.nodes, rig.node)
+        assert await rig.driver.client.sismember(rig.keys.groups, rig.name)
+
+
+async def test_after_flushall_the_agent_is_back_with_members_and_floor(
+    server_factory: ServerFactory, prefix: str, tmp_path: Path
+) -> None:
+    """All of Redis's data is lost: the node, its jobs' states and the counter return by themselves, and nobody is
+    granted meanwhile."""
+    rig = Rig(server_factory().url, prefix, tmp_path)
+    try:
+        async with rig.agent(ttl_s=1.5):
+            await rig.job("a", 600)
+            await rig.job("b", 500)
+            await rig.swap("a", into="b")
+            await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=10**15))  # a floor far ahead
+            await until(lambda: _counter_on_disk(rig, 10**15), "the floor is on disk")
+            await rig.driver.client.flushall()
+
+            async def back() -> bool:
+                states = {job: await rig.member_state(job) for job in "ab"}
+                return states == {"a": "suspended", "b": "resident"}
+
+            await until(back, "the members are back")
+            view = await rig.view()
+            assert view.counter >= 10**15
+            assert view.holder == ""
+            assert isinstance(await rig.acquire("c"), scripts.Queued)
+    finally:
+        await rig.close()
+
+
+def _counter_on_disk(rig: Rig, floor: int) -> bool:
+    return f'"floor":{floor}' in (rig.folder / "state" / "groups" / rig.name / "journal.json").read_text()
+
+
+async def test_a_restarted_agent_knows_its_targets_though_redis_lost_them(
+    server_factory: ServerFactory, prefix: str, tmp_path: Path
+) -> None:
+    """What is on disk is enough to find the jobs again and to report their true states."""
+    rig = Rig(server_factory().url, prefix, tmp_path)
+    try:
+        async with rig.agent():
+            await rig.job("a", 600)
+            await rig.swap("a", into="b")
+        await rig.driver.client.flushall()
+        async with rig.agent():
+            assert await rig.member_state("a") == "suspended"
+    finally:
+        await rig.close()
+
+
+async def test_a_second_agent_on_the_same_folder_is_refused(rig: Rig) -> None:
+    """One instance per state folder, and the message names the process that has it."""
+    process = rig.spawn_agent()
+    with pytest.raises(RefusedError, match=f"process {process.pid}"):
+        async with rig.agent():
+            pass
+
+
+async def test_a_second_agent_for_the_same_node_is_refused(rig: Rig) -> None:
+    """Two agents with one node id: the second one, elsewhere, says who runs."""
+    process = rig.spawn_agent(ttl_s=1.5)
+    with pytest.raises(RefusedError, match=rf"node {rig.node} is served by another agent: process {process.pid} "):
+        async with rig.agent(state_dir=str(rig.folder / "elsewhere"), ttl_s=1.5):
+            pass
+
+
+async def test_the_node_of_a_dead_agent_is_taken_over(rig: Rig) -> None:
+    """An agent whose folder is lost starts elsewhere once the dead one's lease is over."""
+    process = rig.spawn_agent(ttl_s=1.5)
+    process.kill()
+    process.wait()
+    async with rig.agent(state_dir=str(rig.folder / "elsewhere"), ttl_s=1.5):
+        assert set((await rig.view()).nodes) == {rig.node}
+
+
+async def test_an_agent_that_stopped_lets_its_node_go_at_once(rig: Rig) -> None:
+    """No lease has to run out after a clean stop."""
+    async with rig.agent(ttl_s=600.0):
+        pass
+    async with rig.agent(ttl_s=600.0, state_dir=str(rig.folder / "elsewhere")):
+        pass
+
+
+async def test_an_agent_survives_an_outage_of_redis(server_factory: ServerFactory, prefix: str, tmp_path: Path) -> None:
+    """The server is killed and comes back empty: the agent joins again and carries out orders."""
+    server = server_factory(folder=tmp_path / "server")
+    rig = Rig(server.url, prefix, tmp_path)
+    try:
+        async with rig.agent(ttl_s=1.5):
+            await rig.job("a", 600)
+            await until(lambda: rig.member("a"), "the agent has looked")
+            server.kill()
+            server.start()
+
+            async def back() -> bool:
+                return await rig.member_state("a") == "resident"
+
+            await until(back, "the node is back")
+            await rig.driver.client.hset(rig.group.state, "quiet_until_ms", "0")
+            swap = await rig.begin_swap("a", into="b")
+            assert (await rig.order(rig.command(swap, "prepare", "a", into="b")))["step"] == "prepared"
+    finally:
+        await rig.close()
+
+
+async def test_a_server_that_evicts_keys_is_refused(server_factory: ServerFactory, prefix: str, tmp_path: Path) -> None:
+    """Any policy but noeviction could evict a lease: the agent does not start and says how to change it."""
+    rig = Rig(server_factory(args=("--maxmemory-policy", "allkeys-lru")).url, prefix, tmp_path)
+    try:
+        with pytest.raises(ServerUnsuitableError, match=r"maxmemory-policy allkeys-lru.*CONFIG SET"):
+            async with rig.agent():
+                pass
+    finally:
+        await rig.close()
+
+
+async def test_a_lock_only_group_can_not_be_served(rig: Rig) -> None:
+    """The agent does not start, and says what to do."""
+    await rig.driver.run(scripts.configure(rig.group, {}, mode="lock"))
+    with pytest.raises(GroupModeError, match="lock-only"):
+        async with rig.agent():
+            pass
+
+
+async def test_options_that_contradict_each_other_are_refused(rig: Rig) -> None:
+    """A device or backend for a group that is not served, or no group at all, is a usage error."""
+    with pytest.raises(UsageError, match="not served"):
+        async with rig.agent(emulate={"other": 4096}):
+            pass
+    with pytest.raises(UsageError, match="at least one group"):
+        async with rig.agent(groups=()):
+            pass
