@@ -15,13 +15,12 @@ import redis.asyncio
 from timeslice.locks.connection import connect, connect_async, explain, is_transient
 from timeslice.locks.flows import Entries, Op, Wait
 from timeslice.locks.keys import GroupKeys
-from timeslice.locks.scripts import Call, text
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call, text
 from timeslice.locks.view import GroupView, parse_group, queue_commands
 from timeslice.settings import redact_url
 
 T = TypeVar("T")
 
-CALL_DEADLINE_S = 10.0
 LONGEST_BLOCK_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
@@ -41,8 +40,10 @@ def _command(call: Call[Any], *, whole: bool) -> list[Any]:
     return [verb, body, len(call.keys), *call.keys, *call.args]
 
 
-def _read(wait: Wait) -> list[Any]:
-    return ["XREAD", "BLOCK", max(wait.ms, 1), "STREAMS", wait.key, wait.after]
+def _read(wait: Wait, until: float) -> list[Any]:
+    """XREAD for what is left of the wait; 0 would mean for ever."""
+    left_ms = int((until - time.monotonic()) * 1000)
+    return ["XREAD", "BLOCK", max(left_ms, 1), "STREAMS", wait.key, wait.after]
 
 
 class SyncDriver:
@@ -55,8 +56,8 @@ class SyncDriver:
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
-    def run(self, call: Call[T], *, deadline_s: float = CALL_DEADLINE_S) -> T:
-        """Send a call until it is answered. RedisUnreachableError after ``deadline_s`` without an answer."""
+    def run(self, call: Call[T], *, deadline_s: float | None = None) -> T:
+        """Send a call until it is answered. RedisUnreachableError after ``deadline_s`` (default: the call's own)."""
 
         def attempt() -> Any:
             try:
@@ -64,7 +65,7 @@ class SyncDriver:
             except redis.exceptions.NoScriptError:
                 return self.client.execute_command(*_command(call, whole=True))  # type: ignore[no-untyped-call]
 
-        return call.parse(self.retry(attempt, deadline_s=deadline_s))
+        return call.parse(self.retry(attempt, deadline_s=call.deadline_s if deadline_s is None else deadline_s))
 
     def retry(self, attempt: Callable[[], T], *, deadline_s: float = CALL_DEADLINE_S) -> T:
         """Repeat ``attempt`` over transient faults, with a growing pause, until the deadline."""
@@ -89,19 +90,23 @@ class SyncDriver:
         return parse_group(group, self.retry(attempt))
 
     def wait(self, wait: Wait) -> Entries:
-        """Block on a stream of one's own for at most ``wait.ms``."""
-        client = self._take()
-        try:
-            reply = client.execute_command(*_read(wait))  # type: ignore[no-untyped-call]
-        except (redis.exceptions.RedisError, OSError) as error:
-            client.close()
-            raise explain(error, redact_url(self.url)) from error
-        except BaseException:
-            client.close()  # an answer may still be under way on it
-            raise
-        with self._lock:
-            self._idle.append(client)
-        return _entries(reply)
+        """Block on a stream of one's own for at most ``wait.ms``, over faults of the connection too."""
+        until = time.monotonic() + wait.ms / 1000
+
+        def attempt() -> Entries:
+            client = self._take()
+            try:
+                reply = client.execute_command(*_read(wait, until))  # type: ignore[no-untyped-call]
+            except BaseException as error:
+                client.close()  # an answer may still be under way on it
+                if isinstance(error, redis.exceptions.ConnectionError):
+                    self._drop_idle()  # they met the same fate
+                raise
+            with self._lock:
+                self._idle.append(client)
+            return _entries(reply)
+
+        return self.retry(attempt, deadline_s=wait.ms / 1000)
 
     def drive(self, flow: Generator[Op, Any, T]) -> T:
         """Run a flow to its end."""
@@ -127,12 +132,16 @@ class SyncDriver:
                 return self._idle.pop()
         return connect(self.url, block_s=LONGEST_BLOCK_S, single=True)
 
-    def close(self) -> None:
+    def _drop_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         if self._pid == os.getpid():
             for client in idle:
                 client.close()
+
+    def close(self) -> None:
+        self._drop_idle()
+        if self._pid == os.getpid():
             self.client.close()
 
 
@@ -144,14 +153,14 @@ class AsyncDriver:
         self.client = connect_async(url)
         self._idle: list[redis.asyncio.Redis] = []
 
-    async def run(self, call: Call[T], *, deadline_s: float = CALL_DEADLINE_S) -> T:
+    async def run(self, call: Call[T], *, deadline_s: float | None = None) -> T:
         async def attempt() -> Any:
             try:
                 return await self.client.execute_command(*_command(call, whole=False))  # type: ignore[no-untyped-call]
             except redis.exceptions.NoScriptError:
                 return await self.client.execute_command(*_command(call, whole=True))  # type: ignore[no-untyped-call]
 
-        return call.parse(await self.retry(attempt, deadline_s=deadline_s))
+        return call.parse(await self.retry(attempt, deadline_s=call.deadline_s if deadline_s is None else deadline_s))
 
     async def retry(self, attempt: Callable[[], Awaitable[T]], *, deadline_s: float = CALL_DEADLINE_S) -> T:
         until, pause = time.monotonic() + deadline_s, _FIRST_PAUSE_S
@@ -173,17 +182,21 @@ class AsyncDriver:
         return parse_group(group, await self.retry(attempt))
 
     async def wait(self, wait: Wait) -> Entries:
-        client = self._idle.pop() if self._idle else connect_async(self.url, block_s=LONGEST_BLOCK_S, single=True)
-        try:
-            reply = await client.execute_command(*_read(wait))  # type: ignore[no-untyped-call]
-        except (redis.exceptions.RedisError, OSError) as error:
-            await client.aclose()
-            raise explain(error, redact_url(self.url)) from error
-        except BaseException:
-            await client.aclose()  # an answer may still be under way on it
-            raise
-        self._idle.append(client)
-        return _entries(reply)
+        until = time.monotonic() + wait.ms / 1000
+
+        async def attempt() -> Entries:
+            client = self._idle.pop() if self._idle else connect_async(self.url, block_s=LONGEST_BLOCK_S, single=True)
+            try:
+                reply = await client.execute_command(*_read(wait, until))  # type: ignore[no-untyped-call]
+            except BaseException as error:
+                await client.aclose()  # an answer may still be under way on it
+                if isinstance(error, redis.exceptions.ConnectionError):
+                    await self._drop_idle()  # they met the same fate
+                raise
+            self._idle.append(client)
+            return _entries(reply)
+
+        return await self.retry(attempt, deadline_s=wait.ms / 1000)
 
     async def drive(self, flow: Generator[Op, Any, T]) -> T:
         try:
@@ -199,7 +212,11 @@ class AsyncDriver:
             result: T = stop.value
             return result
 
-    async def close(self) -> None:
+    async def _drop_idle(self) -> None:
         idle, self._idle = self._idle, []
-        for client in (*idle, self.client):
+        for client in idle:
             await client.aclose()
+
+    async def close(self) -> None:
+        await self._drop_idle()
+        await self.client.aclose()

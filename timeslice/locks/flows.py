@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from timeslice.errors import AcquireTimeoutError, CancelledByOperatorError, RedisUnreachableError
@@ -20,6 +20,7 @@ Entries: TypeAlias = list[tuple[str, dict[str, str]]]
 
 PATIENCE_S = 600.0  # a wait that was once queued rides out a server outage of this length
 _EXPIRY_MARGIN_MS = 20
+_LEAST_DEADLINE_S = 1.0  # even a caller that won't wait for the group waits this long for an answer
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def acquire(
     while True:
         sent = clock()
         try:
-            reply = yield scripts.acquire(group, request, floor=floor, score=score)
+            call = scripts.acquire(group, request, floor=floor, score=score)
+            reply = yield replace(call, deadline_s=min(call.deadline_s, max(left(), _LEAST_DEADLINE_S)))
         except RedisUnreachableError:
             down_since = sent if down_since is None else down_since
             if queued is None or clock() - down_since > PATIENCE_S or left() <= 0:

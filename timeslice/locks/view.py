@@ -191,11 +191,12 @@ def parse_group(keys: GroupKeys, replies: list[Any]) -> GroupView:
     deadlines = {text(member): float(score) for member, score in alive}
     records = _nested(waiters, 1)
     observed = _nested(members, 2)
+    changed_ms = _int(_strings(state), "changed_ms")
     return GroupView(
         name=keys.name,
         now_ms=now,
         state=_strings(state),
-        queue=tuple(_waiter(text(w), records.get((text(w),), {}), deadlines, now) for w in queue),
+        queue=tuple(_waiter(text(w), records.get((text(w),), {}), deadlines, now, changed_ms) for w in queue),
         jobs={job: _job(job, record, now) for (job,), record in _nested(jobs, 1).items()},
         members=tuple(_member(node, job, record) for (node, job), record in sorted(observed.items()) if job != "@"),
         nodes={
@@ -207,9 +208,12 @@ def parse_group(keys: GroupKeys, replies: list[Any]) -> GroupView:
     )
 
 
-def _waiter(waiter: str, record: dict[str, str], deadlines: dict[str, float], now: int) -> WaiterView:
+def _waiter(waiter: str, record: dict[str, str], deadlines: dict[str, float], now: int, changed_ms: int) -> WaiterView:
     enqueued = _int(record, "enqueued_at_ms")
-    until = _int(record, "deferred_until_ms")
+    reason = record.get("deferred", "")
+    put_off = _int(record, "deferred_until_ms") > now and (
+        reason == "silent" or _int(record, "deferred_at_ms") >= changed_ms
+    )
     return WaiterView(
         waiter=waiter,
         job=record.get("job", ""),
@@ -218,7 +222,7 @@ def _waiter(waiter: str, record: dict[str, str], deadlines: dict[str, float], no
         priority=_int(record, "priority"),
         label=record.get("label", ""),
         waited_s=(now - enqueued) / 1000 if enqueued else 0.0,
-        deferred=record.get("deferred", "") if until > now else "",
+        deferred=reason if put_off else "",
         alive=deadlines.get(waiter, 0) >= now,
     )
 

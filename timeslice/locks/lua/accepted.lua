@@ -4,10 +4,12 @@ ARGV  1 floor  2 node  3 swap  4 epoch  5 step (prepare | commit | rollback)  6 
 Reply ok ms_left counter | stale counter | late counter
 --]]
 -- @include group
-local node, swap, epoch, step, command = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local node, step, command = ARGV[2], ARGV[5], ARGV[6]
 
 begin(true)
-if S.swap_id ~= swap or S.owner_epoch ~= epoch or S.swap_step ~= step or floor > S.counter then
+-- A node that was taken out of the group is not waited for, so it must not begin anything either.
+if not is_swap(ARGV[3], ARGV[4]) or S.swap_step ~= step or floor > S.counter
+  or not redis.call('ZSCORE', nodes_key, node) then
   return { 'stale', S.counter }
 end
 settle_clock()

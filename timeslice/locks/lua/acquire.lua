@@ -11,6 +11,7 @@ Events LeaseGranted, WaiterQueued, and what advance and reap emit
 local waiter, job, host, pid, start = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local priority, label, lease_ms, ttl_ms = tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
 local wanted_mode, old_score = ARGV[11], tonumber(ARGV[12])
+local BAND = 17592186044416 -- 2^44 ids a priority; all scores below 2^53
 
 begin()
 if has_ended(waiter) then
@@ -42,9 +43,11 @@ else
     redis.call('ZADD', alive_key, now + ttl_ms, waiter)
     if not redis.call('ZSCORE', queue_key, waiter) or redis.call('HEXISTS', waiters_key, waiter .. '/job') == 0 then
       local score = old_score
-      if not score then
+      if score then
+        set('seq', math.max(S.seq, score % BAND)) -- after data loss: whoever comes new stays behind it
+      else
         set('seq', math.max(S.seq + 1, now))
-        score = (100 - priority) * 17592186044416 + S.seq -- 2^44 ids a band; all below 2^53
+        score = (100 - priority) * BAND + S.seq
       end
       redis.call('ZADD', queue_key, score, waiter)
       redis.call('HSET', waiters_key, waiter .. '/job', job, waiter .. '/host', host, waiter .. '/pid', pid,

@@ -1,8 +1,8 @@
 --[[
 Withdraws a waiter. If its grant had landed, the grant is passed on.
 ARGV  1 floor  2 waiter  3 who: 'client' (its own, no body runs) or the name of an operator
-Reply ok was (queued | granted | unknown) | holds
-Events WaiterCancelled, and what advance emits
+Reply ok queued | ok granted | ok unknown | holds
+Events WaiterCancelled, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
 local waiter, who = ARGV[2], ARGV[3]
@@ -24,11 +24,11 @@ end
 waiter_remove(waiter)
 remember_ended(waiter)
 local key = grant_prefix .. waiter
-if operator and was ~= 'unknown' then
+if not operator then
+  redis.call('DEL', key)
+elseif was ~= 'unknown' then
   redis.call('XADD', key, '*', 'kind', 'cancelled', 'by', who)
   redis.call('EXPIRE', key, GRANT_KEEP_S)
-else
-  redis.call('DEL', key)
 end
 reap()
 advance()

@@ -1,7 +1,8 @@
 --[[
 An agent joins the group, says that it lives, and vouches for a holder whose process it watches.
 ARGV  1 floor  2 node  3 ttl_ms  4 lease id it vouches for, or ''
-Reply ok counter lease_id job host pid start token swap_id known (0: nothing of this node is stored) | lock
+Reply ok counter lease_id job host pid start token swap_id known (0: this node
+      joined and has not reported since) | lock
 Events NodeJoined, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
@@ -15,9 +16,12 @@ settle_clock()
 if S.mode == '' then
   set('mode', 'served')
 end
-local known = redis.call('ZSCORE', nodes_key, node) and 1 or 0
+local joined = not redis.call('ZSCORE', nodes_key, node)
 redis.call('ZADD', nodes_key, now + ttl_ms, node)
-if known == 0 then
+if joined then
+  if not is_unheard(node) then
+    set('unheard', S.unheard .. ' ' .. node .. ' ')
+  end
   emit('NodeJoined', 'node', node)
   wake('members')
 end
@@ -26,6 +30,9 @@ if vouched ~= '' and S.lease_id == vouched and S.confirmed == '1' and S.host == 
   set('deadline_ms', math.max(S.deadline_ms, now + S.lease_ms))
 end
 reap()
-advance()
+local known = not is_unheard(node)
+if known then
+  advance() -- who has just joined first reports what is on its devices, and that advances
+end
 save()
-return { 'ok', S.counter, S.lease_id, S.job, S.host, S.pid, S.start, S.token, S.swap_id, known }
+return { 'ok', S.counter, S.lease_id, S.job, S.host, S.pid, S.start, S.token, S.swap_id, known and 1 or 0 }

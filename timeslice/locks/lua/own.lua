@@ -8,11 +8,11 @@ Events OwnerChanged, and what advance and reap emit
 local coordinator, ttl_ms = ARGV[2], tonumber(ARGV[3])
 
 begin(true)
-if S.owner ~= '' and S.owner ~= coordinator and S.owner_deadline_ms >= now
-  and not (S.clock_ms > 0 and now < S.clock_ms) then
+settle_clock() -- first: neither an outage nor a clock step takes a group from its owner
+if S.owner ~= '' and S.owner ~= coordinator and S.owner_deadline_ms >= now then
+  save()
   return { 'other', S.owner, S.owner_deadline_ms - now }
 end
-settle_clock()
 if S.owner ~= coordinator then
   set('owner', coordinator)
   set('owner_epoch', draw())

@@ -2,7 +2,7 @@
 Stops or resumes granting. The holder keeps what it has; queueing goes on.
 ARGV  1 floor  2 '1' pause, '0' resume  3 by whom
 Reply ok phase
-Events GroupPaused, GroupResumed, and what advance emits
+Events GroupPaused, GroupResumed, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
 local pause = ARGV[2] == '1'

@@ -6,7 +6,7 @@ Events SwapPlanned
 --]]
 -- @include group
 begin(true)
-if S.swap_id ~= tonumber(ARGV[2]) or S.owner_epoch ~= tonumber(ARGV[3]) then
+if not is_swap(ARGV[2], ARGV[3]) then
   return { 'stale', S.counter }
 end
 settle_clock()

@@ -6,15 +6,12 @@ Reply ok ms_since_seen | stale counter
 --]]
 -- @include group waiters
 begin(true)
-if S.swap_id ~= tonumber(ARGV[2]) or S.owner_epoch ~= tonumber(ARGV[3]) or S.swap_step ~= 'new' then
+if not is_swap(ARGV[2], ARGV[3]) or S.swap_step ~= 'new' then
   return { 'stale', S.counter }
 end
 settle_clock()
 save()
 local waiter = S.swap_waiter
-if waiter == '' then
-  return { 'ok', 0 } -- an eviction has nobody to ask
-end
 local ttl = tonumber(redis.call('HGET', waiters_key, waiter .. '/ttl_ms') or WAITER_TTL_MS)
 local seen = now - (tonumber(redis.call('ZSCORE', alive_key, waiter) or 0) - ttl)
 if seen > 1000 then

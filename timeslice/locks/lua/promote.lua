@@ -1,17 +1,24 @@
 --[[
 Ends a swap that went well and grants its waiter; if that one has gone, its job's next; else whoever is next.
 ARGV  1 floor  2 swap  3 epoch  4 how (first load | restored | no-op)
-Reply ok waiter (or '') | stale counter | open node | crowded job
+Reply ok waiter (or '') | stale counter | open node (or '': there is none) | crowded job
 Events SwapFinished, LeaseGranted
 --]]
 -- @include group waiters residency lease advance
 local how = ARGV[4]
 
 begin(true)
-if S.swap_id ~= tonumber(ARGV[2]) or S.owner_epoch ~= tonumber(ARGV[3]) then
+if S.closed == 'promoted ' .. ARGV[2] and S.owner_epoch == tonumber(ARGV[3]) then
+  return { 'ok', S.closed_for } -- asked again
+end
+if not is_swap(ARGV[2], ARGV[3]) then
   return { 'stale', S.counter }
 end
-for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+local nodes = redis.call('ZRANGE', nodes_key, 0, -1)
+if #nodes == 0 then
+  return { 'open', '' } -- nobody is left who could have done it
+end
+for _, node in ipairs(nodes) do
   local at = node .. '/@/'
   local seen = redis.call('HMGET', members_key, at .. 'swap', at .. 'step')
   if seen[1] ~= ARGV[2] or seen[2] ~= 'done' then
@@ -30,16 +37,11 @@ set('evict', '')
 set('changed_ms', now)
 clear_swap()
 reap()
-if is_closed() then
-  advance()
-  save()
-  return { 'ok', '' }
-end
-if job ~= '' then
+if job ~= '' and not is_closed() then
   local candidates = redis.call('ZRANGE', queue_key, 0, -1)
   table.insert(candidates, 1, waiter)
   for _, candidate in ipairs(candidates) do
-    if redis.call('ZSCORE', queue_key, candidate) and redis.call('ZSCORE', alive_key, candidate) then
+    if redis.call('ZSCORE', queue_key, candidate) and is_alive(candidate) then
       local record = waiter_get(candidate)
       if record.job == job then
         grant(candidate, record, how, took)
@@ -51,5 +53,7 @@ end
 if S.lease_id == '' then
   advance()
 end
+set('closed', 'promoted ' .. ARGV[2])
+set('closed_for', S.lease_id)
 save()
 return { 'ok', S.lease_id }

@@ -27,6 +27,7 @@ elseif lost_here and not has_ended(lease) then
   set('start', ARGV[7])
   set('label', ARGV[9])
   set('token', token)
+  set('counter', math.max(S.counter, token))
   set('lease_ms', lease_ms)
   set('granted_at_ms', now)
   set('renewed_at_ms', now)
@@ -35,6 +36,7 @@ elseif lost_here and not has_ended(lease) then
   set('deadline_ms', now + lease_ms)
   if S.mode == 'served' then
     redis.call('HSET', jobs_key, job .. '/residency', 'resident', job .. '/token', digits(token))
+    job_loads_everywhere(job)
   end
   set_phase('held', '')
   emit('LeaseReinstalled', 'job', job, 'waiter', lease, 'token', digits(token))

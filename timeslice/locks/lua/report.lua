@@ -4,7 +4,7 @@ ARGV  1 floor  2 node  3 seen: the counter it knew before it looked  4 number of
       then per job: job state bytes(host) device_bytes backend unheld (1: on the device without a hold)
       then per process that ended: job pid start
 Reply ok counter ignored (jobs whose news came at a bad time: report them again)
-Events JobGone, JobUnheld, LeaseReclaimed, and what advance emits
+Events JobGone, JobUnheld, LeaseReclaimed, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
 local OUT_OF_PLACE = { resident = true, faulted = true } -- never too late to say
@@ -12,18 +12,20 @@ local node, seen, count = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
 begin(true)
 settle_clock()
+hear(node)
 local ignored = 0
 for n = 0, count - 1 do
   local i = 5 + n * 6
   local job, state, at = ARGV[i], ARGV[i + 1], node .. '/' .. ARGV[i] .. '/'
-  local record = redis.call('HMGET', jobs_key, job .. '/token', job .. '/residency')
+  local record = redis.call('HMGET', jobs_key, job .. '/token', job .. '/residency', job .. '/moved')
   local before = redis.call('HMGET', members_key, at .. 'state', at .. 'unheld')
-  -- What was granted after the look may have loaded since: an older look can't lower it. A job that is being
+  -- A swap moved it after the look. Or it was granted after the look, and may have loaded since. A job that is being
   -- swapped is told of by the steps of its swap.
+  local moved = (tonumber(record[3]) or 0) > seen
   local stale = (tonumber(record[1]) or 0) > seen or (S.lease_id ~= '' and S.job == job)
     or (S.swap_id ~= 0 and (S.swap_job == job or not OUT[record[2] or '']))
   local out = state == 'gone' or state == 'absent'
-  if stale and not OUT_OF_PLACE[state] then
+  if moved or (stale and not OUT_OF_PLACE[state]) then
     ignored = ignored + 1
   else
     if out then
@@ -41,14 +43,16 @@ for n = 0, count - 1 do
         emit('JobGone', 'node', node, 'job', job)
       end
     end
-    if not (S.lease_id ~= '' and S.job == job) then
+    if state == 'faulted' or not (S.lease_id ~= '' and S.job == job) then
       job_recompute(job)
     end
   end
 end
 for i = 5 + count * 6, #ARGV, 3 do
   local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid)
+  if redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid) == 1 then
+    set('changed_ms', now)
+  end
   if S.lease_id ~= '' and S.job == job and S.host == node and S.pid == pid and S.start == start then
     reclaim('its process ended')
   end

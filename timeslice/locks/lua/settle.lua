@@ -2,11 +2,14 @@
 Ends a swap that was refused or undone, all states known: its waiter is put off, the group goes on.
 ARGV  1 floor  2 swap  3 epoch  4 reason ('silent': the waiter gave no sign of life)  5 put off for ms
 Reply ok | stale counter | open node
-Events SwapDeferred, and what advance emits
+Events SwapDeferred, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
 begin(true)
-if S.swap_id ~= tonumber(ARGV[2]) or S.owner_epoch ~= tonumber(ARGV[3]) then
+if S.closed == 'settled ' .. ARGV[2] and S.owner_epoch == tonumber(ARGV[3]) then
+  return { 'ok' } -- asked again
+end
+if not is_swap(ARGV[2], ARGV[3]) then
   return { 'stale', S.counter }
 end
 local FINAL = { failed = true, ['rolled back'] = true }
@@ -21,9 +24,10 @@ settle_clock()
 local waiter = S.swap_waiter
 emit('SwapDeferred', 'swap', ARGV[2], 'job', S.swap_job, 'waiter', waiter, 'reason', ARGV[4])
 clear_swap()
+set('closed', 'settled ' .. ARGV[2])
 if waiter ~= '' and redis.call('ZSCORE', queue_key, waiter) then
   redis.call('HSET', waiters_key, waiter .. '/deferred', ARGV[4], waiter .. '/deferred_at_ms', digits(now),
-    waiter .. '/deferred_until_ms', digits(now + tonumber(ARGV[5])))
+    waiter .. '/deferred_until_ms', digits(now + math.min(tonumber(ARGV[5]), MAX_PAUSE_MS)))
 end
 reap()
 advance()

@@ -18,6 +18,7 @@ from timeslice.locks.scripts.agent import (
     report,
 )
 from timeslice.locks.scripts.base import (
+    CALL_DEADLINE_S,
     Arg,
     Call,
     text,
@@ -58,6 +59,7 @@ from timeslice.locks.scripts.operator import (
 )
 
 __all__ = [
+    "CALL_DEADLINE_S",
     "Arg",
     "Call",
     "Ended",

@@ -23,7 +23,7 @@ class Pulse:
     start: str
     token: int
     swap_id: int
-    known: bool  # False: the server had forgotten this node; report everything
+    known: bool  # False: this node joined and has not reported since; report everything, be it nothing
 
 
 def heartbeat(group: GroupKeys, node: str, ttl_ms: int, *, vouch: str = "", floor: int = 0) -> Call[Pulse]:
@@ -100,7 +100,10 @@ def ack(
     error: str = "",
     floor: int = 0,
 ) -> Call[bool]:
-    """Report a step of a swap. False: the swap is no longer the group's (the states are noted all the same)."""
+    """Report a step of a swap; the one with an outcome must name every job of the step, for it is the last word.
+
+    False: the command is not what this node last accepted, and nothing was noted. Look, and ``report``.
+    """
     args: list[Arg] = [floor, node, swap, command, outcome, kind, error]
     for item in observed:
         args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend]

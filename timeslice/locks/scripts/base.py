@@ -13,6 +13,8 @@ from timeslice.locks.loader import Script, load
 T = TypeVar("T")
 Arg = str | int
 
+CALL_DEADLINE_S = 10.0
+
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
@@ -22,6 +24,7 @@ class Call(Generic[T]):
     keys: tuple[str, ...]
     args: tuple[Arg, ...]
     parse: Callable[[list[Any]], T]
+    deadline_s: float = CALL_DEADLINE_S  # how long a driver goes on asking when there is no answer
 
 
 def text(value: Any) -> str:

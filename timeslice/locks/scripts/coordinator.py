@@ -64,7 +64,11 @@ def step(
     reason: str = "",
     floor: int = 0,
 ) -> Call[str]:
-    """Move a swap on (``prepare``, ``commit``, ``rollback``), or with equal steps say why it hangs."""
+    """Move a swap on (``prepare``, ``commit``, ``rollback``), or with equal steps say why it hangs.
+
+    Between equal steps ``budget_ms`` 0 lets the deadline stand; more than 0 gives a new one, so that an order that
+    came too late can be given again.
+    """
 
     def parse(reply: list[Any]) -> str:
         check_fresh(group, swap, reply)

@@ -2,6 +2,7 @@
 -- In reasons, @<ms> stands for a time of the server's clock; readers format it.
 
 local NO_COORDINATOR = 'no coordinator drives the swap'
+local NO_AGENT = 'no agent serves this group'
 local residency_now -- read once a script
 
 -- Returns 'grant', how | 'swap' | 'blocked', reason, for a job that wants in now.
@@ -10,7 +11,7 @@ local function decide(job)
     return 'grant', 'no-op'
   end
   if S.mode ~= 'served' then
-    return 'blocked', 'no agent serves this group'
+    return 'blocked', NO_AGENT
   end
   residency_now = residency_now or residency_of_jobs()
   local crowded = S.evict ~= ''
@@ -23,19 +24,18 @@ local function decide(job)
     end
   end
   local mine = residency_now[job] or ''
-  if not crowded then
-    if mine == 'resident' then
-      return 'grant', 'no-op'
-    elseif mine == '' or mine == 'absent' or mine == 'gone' then
-      return 'grant', 'first load'
-    end
-  end
-  if redis.call('ZCARD', nodes_key) == 0 then
-    return 'blocked', 'no agent serves this group'
+  if mine == 'resident' and not crowded then
+    return 'grant', 'no-op'
   end
   local silent = redis.call('ZRANGE', nodes_key, 0, 0, 'WITHSCORES')
+  if not silent[1] then
+    return 'blocked', NO_AGENT
+  end
   if tonumber(silent[2]) < now then
     return 'blocked', 'node ' .. silent[1] .. ' unreachable since @' .. silent[2]
+  end
+  if (mine == '' or mine == 'absent' or mine == 'gone') and not crowded then
+    return 'grant', 'first load'
   end
   return 'swap'
 end
@@ -58,6 +58,7 @@ local function start_swap(waiter, job)
   set('swap_budget_ms', OWNER_MS)
   set('swap_deadline_ms', now + OWNER_MS)
   set('plan', '')
+  set_phase('swapping', '')
   show_swap()
   emit('SwapStarted', 'swap', digits(S.swap_id), 'job', job, 'waiter', waiter, 'evict', S.evict)
   wake('swap')
@@ -82,7 +83,7 @@ end
 -- True if nobody can be granted now whoever asks.
 local function is_closed()
   return S.lease_id ~= '' or S.swap_id ~= 0 or S.paused ~= ''
-    or (S.quiet_until_ms > now and S.quiet_until_ms - now <= MAX_PAUSE_MS)
+    or S.quiet_until_ms > now
 end
 
 local function advance(caller)
@@ -107,19 +108,17 @@ local function advance(caller)
       local record = waiter_get(waiter)
       if is_deferred(record) then
         reason = 'deferred: ' .. record.deferred
-      elseif record.job ~= '' and redis.call('ZSCORE', alive_key, waiter) then
+      elseif record.job ~= '' and is_alive(waiter) then
         local verdict, detail = decide(record.job)
         if verdict == 'grant' then
           return grant(waiter, record, detail, 0, caller)
         elseif verdict == 'swap' then
-          if S.evict == record.job then
-            return start_swap('', '') -- even its own job gets no short cut after an expiry
-          end
-          return start_swap(waiter, record.job)
+          -- Even its own job gets no short cut after an expiry: first out, with nobody in.
+          return start_swap(waiter, S.evict == record.job and '' or record.job)
         end
         phase, reason = 'blocked', detail
       else
-        waiter_remove(waiter) -- a half record, left by something that is not us
+        waiter_remove(waiter) -- dead, or a half record that something else left
         from = from - 1
       end
     end

@@ -13,7 +13,7 @@ local LEASE_MS = 30000
 local NODE_TTL_MS = 15000
 local OWNER_MS = 10000
 local CLOCK_JUMP_MS = 10000 -- two refresh intervals of a waiter
-local MAX_PAUSE_MS = 120000 -- no deferral or quiet time is believed beyond this: the clock moved
+local MAX_PAUSE_MS = 120000 -- no deferral or quiet time is longer
 local ENDED_KEEP_MS = 120000
 local GRANT_KEEP_S = 120
 local EVENTS_KEPT, INBOX_KEPT = 2000, 64
@@ -23,13 +23,13 @@ local FIELDS = {
   'granted_at_ms', 'deadline_ms', 'lease_ms', 'renewed_at_ms', 'confirmed', 'host', 'pid', 'start', 'label',
   'how', 'swap_ms', 'swap_id', 'swap_waiter', 'swap_job', 'swap_step', 'swap_since_ms', 'swap_deadline_ms',
   'swap_budget_ms', 'plan', 'owner', 'owner_epoch', 'owner_deadline_ms', 'paused', 'evict', 'changed_ms',
-  'quiet_until_ms',
+  'quiet_until_ms', 'rebased_ms', 'closed', 'closed_for', 'unheard',
 }
 local NUMBERS = {
   since_ms = true, clock_ms = true, counter = true, seq = true, token = true, granted_at_ms = true,
   deadline_ms = true, lease_ms = true, renewed_at_ms = true, swap_ms = true, swap_id = true,
   swap_since_ms = true, swap_deadline_ms = true, swap_budget_ms = true, owner_epoch = true,
-  owner_deadline_ms = true, changed_ms = true, quiet_until_ms = true,
+  owner_deadline_ms = true, changed_ms = true, quiet_until_ms = true, rebased_ms = true,
 }
 
 local S = {} -- the state as read, then as changed
@@ -85,25 +85,45 @@ local function set_phase(phase, reason)
   end
 end
 
--- After a clock step or an outage nobody had the chance to renew: everyone gets a full term again.
+-- After a clock step or an outage nobody had the chance to renew: everyone gets a full term again, once for each sign
+-- of life. The server can't tell an outage from a group where nothing happened for a while, and in such a group
+-- whoever looks in now and then would else keep the dead alive for ever.
 local function rebase()
-  emit('ClockStepped', 'from_ms', digits(S.clock_ms))
+  local back, late = now < S.clock_ms, false
+  local function again(deadline, term)
+    late = late or deadline < now
+    if back or deadline - term >= S.rebased_ms then
+      return now + term - 1 -- one less than a sign of life at this moment would give
+    end
+    return deadline
+  end
   if S.lease_id ~= '' then
-    set('deadline_ms', now + (S.confirmed == '1' and S.lease_ms or WAITER_TTL_MS))
+    set('deadline_ms', again(S.deadline_ms, S.confirmed == '1' and S.lease_ms or WAITER_TTL_MS))
     set('renewed_at_ms', now)
   end
   if S.owner ~= '' then
-    set('owner_deadline_ms', now + OWNER_MS)
+    set('owner_deadline_ms', again(S.owner_deadline_ms, OWNER_MS))
+  end
+  local alive = redis.call('ZRANGE', alive_key, 0, -1, 'WITHSCORES')
+  for i = 1, #alive, 2 do
+    local ttl = tonumber(redis.call('HGET', waiters_key, alive[i] .. '/ttl_ms') or WAITER_TTL_MS)
+    redis.call('ZADD', alive_key, again(tonumber(alive[i + 1]), ttl), alive[i])
+  end
+  local nodes = redis.call('ZRANGE', nodes_key, 0, -1, 'WITHSCORES')
+  for i = 1, #nodes, 2 do
+    redis.call('ZADD', nodes_key, again(tonumber(nodes[i + 1]), NODE_TTL_MS), nodes[i])
   end
   if S.swap_id ~= 0 then
     set('swap_deadline_ms', now + S.swap_budget_ms)
+    set('swap_since_ms', math.min(S.swap_since_ms, now))
   end
-  for _, waiter in ipairs(redis.call('ZRANGE', alive_key, 0, -1)) do
-    local ttl = tonumber(redis.call('HGET', waiters_key, waiter .. '/ttl_ms') or WAITER_TTL_MS)
-    redis.call('ZADD', alive_key, now + ttl, waiter)
+  if S.quiet_until_ms > S.clock_ms then
+    set('quiet_until_ms', now + LEASE_MS)
   end
-  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
-    redis.call('ZADD', nodes_key, now + NODE_TTL_MS, node)
+  set('changed_ms', math.min(S.changed_ms, now)) -- from the future it would undo every deferral at once
+  set('rebased_ms', now)
+  if back or late then
+    emit('ClockStepped', 'from_ms', digits(S.clock_ms)) -- mere silence is not worth a word
   end
 end
 
@@ -136,7 +156,12 @@ local function settle_clock()
   if floor > S.counter then
     -- The caller knows more than the server: data was lost. Nobody is granted while the others come back.
     set('counter', floor)
-    set('quiet_until_ms', now + math.max(S.lease_ms, LEASE_MS))
+    set('quiet_until_ms', now + math.min(math.max(S.lease_ms, LEASE_MS), MAX_PAUSE_MS))
     emit('StateLost', 'floor', digits(floor))
   end
+end
+
+-- Is this the swap that is under way, and its caller the group's owner? Numbers as they came, in ARGV.
+local function is_swap(swap, epoch)
+  return S.swap_id ~= 0 and S.swap_id == tonumber(swap) and S.owner_epoch == tonumber(epoch)
 end

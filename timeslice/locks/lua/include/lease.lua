@@ -11,7 +11,7 @@ local function grant(waiter, record, how, swap_ms, caller)
   set('pid', record.pid)
   set('start', record.start)
   set('label', record.label)
-  set('lease_ms', tonumber(record.lease_ms))
+  set('lease_ms', tonumber(record.lease_ms) or LEASE_MS)
   set('token', token)
   set('how', how)
   set('swap_ms', swap_ms)
@@ -26,6 +26,9 @@ local function grant(waiter, record, how, swap_ms, caller)
   if S.mode == 'served' then
     redis.call('HSET', jobs_key, record.job .. '/residency', 'resident', record.job .. '/token', digits(token),
       record.job .. '/last_granted_at_ms', digits(now))
+    if how ~= 'no-op' then
+      job_loads_everywhere(record.job)
+    end
   end
   if not record.fresh then
     waiter_remove(waiter)
@@ -37,8 +40,8 @@ local function grant(waiter, record, how, swap_ms, caller)
     redis.call('EXPIRE', key, GRANT_KEEP_S)
   end
   emit('LeaseGranted', 'job', record.job, 'waiter', waiter, 'token', digits(token), 'how', how, 'host', record.host,
-    'pid', record.pid, 'label', record.label, 'waited_ms', digits(now - (tonumber(record.enqueued_at_ms) or now)),
-    'swap_ms', digits(swap_ms))
+    'pid', record.pid, 'label', record.label,
+    'waited_ms', digits(math.max(now - (tonumber(record.enqueued_at_ms) or now), 0)), 'swap_ms', digits(swap_ms))
 end
 
 local function clear_lease()
@@ -51,13 +54,13 @@ local function clear_lease()
   set('confirmed', '')
   set('deadline_ms', 0)
   set('changed_ms', now)
-  set_phase('idle', '')
+  set_phase(S.paused == '' and 'idle' or 'paused', S.paused)
 end
 
 local function end_lease(kind, ...)
   local job, held = S.job, math.max(now - S.granted_at_ms, 0)
   emit(kind, 'job', job, 'waiter', S.lease_id, 'token', digits(S.token), 'held_ms', digits(held), 'label', S.label, ...)
-  if S.mode == 'served' then
+  if S.mode == 'served' and S.confirmed == '1' then
     redis.call('HINCRBY', jobs_key, job .. '/usage_ms', digits(held))
   end
   clear_lease()

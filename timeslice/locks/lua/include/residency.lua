@@ -14,11 +14,31 @@ local function residency_of_jobs()
   return found
 end
 
-local JOB_FIELDS = { 'residency', 'bytes', 'usage_ms', 'last_granted_at_ms', 'token' }
+local JOB_FIELDS = { 'residency', 'bytes', 'usage_ms', 'last_granted_at_ms', 'token', 'moved' }
 
 local function job_forget(job)
   for _, field in ipairs(JOB_FIELDS) do
     redis.call('HDEL', jobs_key, job .. '/' .. field)
+  end
+end
+
+-- Whoever is granted may load on every node; until a node's agent says otherwise it is taken to have done so there.
+-- One agent that sees nothing can then never speak for the others.
+local function job_loads_everywhere(job)
+  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+    redis.call('HSET', members_key, node .. '/' .. job .. '/state', 'resident')
+  end
+end
+
+-- Nodes that joined and have not reported since, each with a space before and behind it.
+local function is_unheard(node)
+  return string.find(S.unheard, ' ' .. node .. ' ', 1, true) ~= nil
+end
+
+local function hear(node)
+  local from, till = string.find(S.unheard, ' ' .. node .. ' ', 1, true)
+  if from then
+    set('unheard', string.sub(S.unheard, 1, from - 1) .. string.sub(S.unheard, till + 1))
   end
 end
 

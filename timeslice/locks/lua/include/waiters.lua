@@ -27,6 +27,10 @@ local function waiter_remove(waiter)
   redis.call('HDEL', waiters_key, unpack(names))
 end
 
+local function is_alive(waiter)
+  return (tonumber(redis.call('ZSCORE', alive_key, waiter) or 0)) >= now
+end
+
 local function has_ended(waiter)
   return redis.call('ZSCORE', ended_key, waiter)
 end
@@ -40,7 +44,7 @@ end
 local function is_deferred(record)
   local till = tonumber(record.deferred_until_ms) or 0
   if till <= now or till - now > MAX_PAUSE_MS then
-    return false
+    return false -- over, or the clock moved
   end
   return record.deferred == 'silent' or (tonumber(record.deferred_at_ms) or 0) >= S.changed_ms
 end
