@@ -228,6 +228,27 @@ def test_decorated_calls_from_many_threads_take_turns(world: World) -> None:
     assert most == [1] * 20
 
 
+def test_a_loser_that_leaves_late_does_not_yield_for_its_successor(world: World) -> None:
+    """Two threads share a hold; the one whose lease was lost leaves without touching the other's."""
+    hold = timeslice.hold("g", job="a", lock_only=True)
+    lost, over = threading.Event(), threading.Event()
+
+    def loser() -> None:
+        with hold:
+            world.redis.hset(world.group().state, "deadline_ms", 1)
+            lost.set()
+            assert over.wait(DEADLINE_S)
+
+    leaving = in_thread(loser)
+    assert lost.wait(DEADLINE_S)
+    with hold as lease:
+        over.set()
+        got(leaving)
+        assert world.view().number("token") == lease.fencing_token
+        assert world.holder() == "a"
+    assert not world.holder()
+
+
 def test_a_generator_function_is_refused(world: World) -> None:
     """A decorator can't hold around a generator's body, so it says what to do instead."""
 

@@ -133,8 +133,11 @@ def test_without_a_server_a_lock_only_lease_ends_with_its_time(proxy: Proxy, fac
     assert lease.state == "lost"
 
 
-def test_a_stalled_server_is_as_good_as_none(proxy: Proxy, face: Face, world: World) -> None:
+def test_a_stalled_server_is_as_good_as_none(
+    proxy: Proxy, face: Face, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that keeps the connection and says nothing does not make the loss go unseen."""
+    monkeypatch.setattr("timeslice.client.renewal.REPLY_TIMEOUT_S", 10 * DEADLINE_S)
     lease = got(face.acquire(face.client(url=proxy.url, job="a"), "g", lock_only=True, lease=1))
     proxy.stall()
     assert lease.lost.wait(DEADLINE_S)
@@ -175,15 +178,26 @@ async def test_async_code_can_await_the_loss(world: World) -> None:
         await asyncio.wait_for(lease.wait_lost(), DEADLINE_S)
 
 
-def test_an_idle_renewal_thread_serves_the_next_short_lease(face: Face, world: World) -> None:
+def test_an_idle_renewal_thread_serves_the_next_short_lease(proxy: Proxy, face: Face, world: World) -> None:
     """A short lease after a long one is renewed in time, though the thread had meant to sleep longer."""
-    client = face.client(job="a")
+    client = face.client(url=proxy.url, job="a")  # another address, so another thread than other tests'
     long = got(face.acquire(client, "long", lock_only=True, lease=600))
     short = got(face.acquire(client, "short", lock_only=True, lease=1))
     first = world.view("short").number("deadline_ms")
     wait_until(lambda: world.view("short").number("deadline_ms") > first, "the short one was renewed")
     short.ensure_held()
     long.ensure_held()
+    face.close(client)
+
+
+def test_a_lease_past_its_time_is_lost_when_asked(face: Face, world: World) -> None:
+    """`ensure_held` goes by the clock, even when the renewal thread was starved and has not noticed yet."""
+    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=600))
+    lease.expires_at = 0.0
+    with pytest.raises(LeaseLostError, match="did not confirm it for 600 s"):
+        lease.ensure_held()
+    assert lease.lost.is_set()
+    wait_until(lambda: not world.holder(), "the server is told")
 
 
 def test_a_lease_that_was_yielded_is_not_held(face: Face, world: World) -> None:

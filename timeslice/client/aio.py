@@ -81,7 +81,6 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         return await self.driver.retry(attempt, deadline_s=deadline_s)
 
     async def _finish(self, call: Call[Any], deadline_s: float) -> Any:
-        # A second cancellation ends the waiting here but not the call, which goes on as a task of its own.
-        task = asyncio.ensure_future(self.driver.run(call, deadline_s=deadline_s))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.wait_for(asyncio.shield(task), deadline_s + 1)
+        # Interrupted here, the call is repeated by the renewal thread; every call may be.
+        async with asyncio.timeout(deadline_s + 1):
+            return await self.driver.run(call, deadline_s=deadline_s)

@@ -138,7 +138,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         raise NotImplementedError
 
     def _finish(self, call: Call[Any], deadline_s: float) -> Any:
-        """Run a call that cleans up: not to be torn by a cancellation."""
+        """Run a call that cleans up. Whoever interrupts it leaves it to the renewal thread."""
         raise NotImplementedError
 
     # shared
