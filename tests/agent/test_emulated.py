@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.agent.rig import Rig, until
 from timeslice.agent import procfs
+from timeslice.arena import Device
 from timeslice.backends.registry import get_backend
 from timeslice.locks import scripts
 
@@ -30,8 +32,13 @@ for _ in sys.stdin:
 """
 
 
-def _agent(rig: Rig) -> Any:
-    return rig.agent(get_backend, emulate={rig.name: DEVICE}, backends={}, ttl_s=0.9)
+@asynccontextmanager
+async def _agent(rig: Rig, folder: Path) -> AsyncIterator[None]:
+    try:
+        async with rig.agent(get_backend, emulate={rig.name: DEVICE}, backends={}, ttl_s=0.9):
+            yield
+    finally:
+        Device.open(folder / "devices" / rig.name).destroy(force=True)
 
 
 def _tell(process: subprocess.Popen[str]) -> str:
@@ -51,7 +58,7 @@ async def _job(rig: Rig, name: str, folder: Path) -> subprocess.Popen[str]:
 async def test_real_state_leaves_the_device_and_comes_back(rig: Rig, clean_environment: Path) -> None:
     """Two jobs that do not fit together take turns; the content is the same afterwards. One of them is stopped by
     its user and is moved all the same."""
-    async with _agent(rig):
+    async with _agent(rig, clean_environment):
         first, second = await _job(rig, "a", clean_environment), await _job(rig, "b", clean_environment)
         assert _tell(first) == "loaded"
         first.send_signal(signal.SIGSTOP)
@@ -73,7 +80,7 @@ async def test_real_state_leaves_the_device_and_comes_back(rig: Rig, clean_envir
 async def test_memory_taken_without_a_hold_is_seen(rig: Rig, clean_environment: Path) -> None:
     """C20, F01: two jobs with an empty arena are no resident jobs; the one that loads unasked is flagged, and when
     its process ends nothing of it is left."""
-    async with _agent(rig):
+    async with _agent(rig, clean_environment):
         idle, intruder = await _job(rig, "a", clean_environment), await _job(rig, "b", clean_environment)
         assert _tell(intruder) == "loaded"
 

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 OVERDUE_GRACE_S = 1.0  # a backend may need a moment to notice its own deadline
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_LOOKS = 3  # how often a look that fails is taken
 _AGAIN = (FaultKind.TRANSIENT, FaultKind.BUSY)
 
 
@@ -46,41 +47,61 @@ class Caller:
     ) -> T:
         """Run ``operation(seconds left)``; transient and busy faults are tried again within the deadline.
 
-        Raises BackendError; anything else that escapes a backend becomes one of the kind poisoned.
+        It is never cut off: when it is overdue that is marked, and waited on. Raises BackendError; anything else
+        that escapes a backend becomes one of the kind poisoned.
         """
+        return await self._again(what, lambda: self._watch(what, operation(deadline.left()), deadline), deadline, tries)
+
+    async def look(self, what: str, operation: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
+        """Run something that changes nothing, so that it may be cut off: BackendError(transient) when it is overdue."""
+        return await self._again(what, lambda: self._cut_off(what, operation(), deadline), deadline, _LOOKS)
+
+    async def _again(self, what: str, attempt: Callable[[], Awaitable[T]], deadline: Deadline, tries: int) -> T:
         pause = _FIRST_PAUSE_S
         while True:
             tries -= 1
             try:
-                return await self._watch(what, operation(deadline.left()), deadline)
+                return await attempt()
             except BackendError as error:
                 metrics.FAULTS.labels(self._group, error.kind).inc()
                 if error.kind not in _AGAIN or tries <= 0 or deadline.left() <= pause:
                     raise
                 log.info("group %s: %s failed (%s), trying again: %s", self._group, what, error.kind, error)
+            except Exception as error:
+                log.exception("group %s: %s failed in an unexpected way", self._group, what)
+                raise BackendError(
+                    f"group {self._group}: {what} failed in an unexpected way: {type(error).__name__}: {error}",
+                    kind=FaultKind.POISONED,
+                    group=self._group,
+                ) from error
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     async def _watch(self, what: str, operation: Awaitable[T], deadline: Deadline) -> T:
         task = asyncio.ensure_future(operation)
+        await asyncio.wait({task}, timeout=deadline.left() + OVERDUE_GRACE_S)
+        if task.done():
+            return task.result()
+        # A checkpoint that is cut off in the middle loses the process: mark it and wait on.
+        self.overdue = what
+        metrics.OVERDUE.labels(self._group).set(1)
+        log.error("group %s: %s is past its deadline; it is left to end by itself", self._group, what)
         try:
-            await asyncio.wait({task}, timeout=deadline.left() + OVERDUE_GRACE_S)
-            if not task.done():
-                # A checkpoint that is cut off in the middle loses the process: mark it and wait on.
-                self.overdue = what
-                metrics.OVERDUE.labels(self._group).set(1)
-                log.error("group %s: %s is past its deadline; it is left to end by itself", self._group, what)
             return await task
-        except (BackendError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            log.exception("group %s: %s failed in an unexpected way", self._group, what)
-            raise BackendError(
-                f"group {self._group}: {what} failed in an unexpected way: {type(error).__name__}: {error}",
-                kind=FaultKind.POISONED,
-                group=self._group,
-            ) from error
         finally:
-            if self.overdue:
-                self.overdue = ""
-                metrics.OVERDUE.labels(self._group).set(0)
+            self.overdue = ""
+            metrics.OVERDUE.labels(self._group).set(0)
+
+    async def _cut_off(self, what: str, operation: Awaitable[T], deadline: Deadline) -> T:
+        limit = asyncio.timeout(deadline.left() + OVERDUE_GRACE_S)
+        try:
+            async with limit:
+                return await operation
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise BackendError(
+                f"group {self._group}: {what} was not done within its deadline; see what hangs",
+                kind=FaultKind.TRANSIENT,
+                group=self._group,
+            ) from None

@@ -3,6 +3,7 @@ is reported until the group has it, so that a lost report or lost data heals at 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
@@ -39,13 +40,12 @@ class Looker:
     async def look(self, view: GroupView, *, first: bool = False) -> list[Observed]:
         """What the group should be told. ``first``: nothing is remembered yet, so the jobs themselves are asked."""
         scope = self._scope
-        found: list[_Finding] = []
-        for job in scope.registry.jobs():
-            finding = await (self._ask(job) if first else self._observe(job))
-            if finding is None:
-                finding = self._remembered(view, job)
-            if finding:
-                found.append(finding)
+        look = self._ask if first else self._observe
+
+        async def find(job: str) -> _Finding | None:
+            return await look(job) or self._remembered(view, job)
+
+        found = [f for f in await asyncio.gather(*map(find, scope.registry.jobs())) if f]
         found += [
             _Finding(scope.presences.out(job), measured=True)
             for job in self._departed(view)
@@ -69,7 +69,7 @@ class Looker:
             return None
         here = Job(group=self._scope.name, job=job, node=self._scope.node, targets=targets)
         try:
-            probe = await backend.probe(here)
+            probe = await self._scope.caller.look(f"probe of job {job}", lambda: backend.probe(here), Deadline(LOOK_S))
         except BackendError as error:
             log.warning("group %s: job %s could not be looked at: %s", self._scope.name, job, error)
             return None

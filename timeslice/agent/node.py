@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 import redis
 
 import timeslice
+from timeslice.agent.calling import Deadline
 from timeslice.agent.group import Scope
 from timeslice.agent.memory import HostMemory, mem_available
-from timeslice.errors import RedisUnreachableError, RefusedError
+from timeslice.agent.presence import MEASURE_S
+from timeslice.errors import BackendError, RedisUnreachableError, RefusedError, TimeSliceError
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
@@ -82,7 +84,9 @@ class NodeRecord:
             self._beating = asyncio.create_task(self.beat(scopes, host, facts))
             try:
                 await asyncio.shield(self._beating)
-            except RedisUnreachableError as error:
+            except RefusedError:
+                raise
+            except TimeSliceError as error:
                 log.warning("node %s: its record could not be written, trying on: %s", self._node, error)
             await asyncio.sleep(self._ttl_ms / 3000)
 
@@ -165,6 +169,11 @@ class NodeRecord:
 
 
 async def _devices(scope: Scope) -> list[dict[str, Any]]:
+    try:
+        devices = await scope.caller.look("measuring devices", scope.backends.measure, Deadline(MEASURE_S))
+    except BackendError as error:
+        log.warning("group %s: its devices can't be measured: %s", scope.name, error)
+        devices = ()
     return [
         {
             "device": device.device,
@@ -172,5 +181,5 @@ async def _devices(scope: Scope) -> list[dict[str, Any]]:
             "free_bytes": device.free_bytes,
             "holders": [{"pid": pid, "bytes": size} for pid, size in device.holders],
         }
-        for device in await scope.backends.measure()
+        for device in devices
     ]

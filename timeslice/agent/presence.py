@@ -17,6 +17,7 @@ from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency
 
 EXIT_S = 2.0  # a process that a backend saw end is gone for the kernel within this time
+MEASURE_S = 5.0
 FREE_S = 10.0  # device memory of an ended process may be freed late
 _PAUSE_S = 0.05
 
@@ -61,7 +62,7 @@ class Presences:
         note = self.journal.ledger.notes.get(job)
         backend = self.backends.choose(job, targets, note.backend if note else "")
         here = Job(group=self._group, job=job, node=self._node, targets=targets)
-        probe = await self.caller.call(f"probe of job {job}", lambda _: backend.probe(here), deadline, tries=3)
+        probe = await self.caller.look(f"probe of job {job}", lambda: backend.probe(here), deadline)
         return Presence(here, backend, probe)
 
     async def act(self, job: str, action: Callable[[Presence], Awaitable[Seen]], deadline: Deadline) -> Seen:
@@ -110,7 +111,8 @@ class Presences:
         if not dead and not had:
             return 0
         others = sum(seen.device_bytes for name, seen in self.last.items() if name != job)
-        return left_behind(await self.backends.measure(), dead - self.registry.pids(), others, had)
+        devices = await self.caller.look("measuring devices", self.backends.measure, Deadline(MEASURE_S))
+        return left_behind(devices, dead - self.registry.pids(), others, had)
 
     async def _some_ended(self, found: Presence) -> bool:
         """Whether one of these processes has ended; a backend may see it a moment before the kernel says so."""

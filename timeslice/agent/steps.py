@@ -16,7 +16,7 @@ from timeslice.agent.devices import Devices, freed, shortage
 from timeslice.agent.memory import HostMemory
 from timeslice.agent.presence import FREE_S, Presence, Presences, seen
 from timeslice.agent.state import ERROR_LENGTH, Answer, Note, Seen, Undo
-from timeslice.backends.base import Selection
+from timeslice.backends.base import Probe, Selection
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Command, GroupConfig, Residency
 
@@ -44,7 +44,7 @@ class Steps:
         leaving = await self._resident(command.out, work)
         need = 0
         for job in leaving:
-            need += await self._caller.call(f"estimate of job {job.name}", self._estimate(job), work, tries=TRIES)
+            need += await self._caller.look(f"estimate of job {job.name}", self._estimate(job), work)
         pids = [target.pid for job in leaving for target in job.job.targets]
         self._host.admit(self._group, [job.name for job in leaving], need, config.host_reserve_bytes, pids)
         await intend(Undo(locked=tuple(job.name for job in leaving)))
@@ -156,8 +156,14 @@ class Steps:
     ) -> tuple[Seen, ...]:
         return tuple([await self._presences.act(name, action, deadline) for name in names])
 
-    def _estimate(self, job: Presence) -> Callable[[float], Awaitable[int]]:
-        return lambda _: job.backend.estimate(job.job, _ALL)
+    def _estimate(self, job: Presence) -> Callable[[], Awaitable[int]]:
+        return lambda: job.backend.estimate(job.job, _ALL)
+
+    async def _measure(self, deadline: Deadline) -> Devices:
+        return await self._caller.look("measuring devices", self._presences.backends.measure, deadline)
+
+    async def _probe(self, job: Presence, deadline: Deadline) -> Probe:
+        return await self._caller.look(f"probe of job {job.name}", lambda: job.backend.probe(job.job), deadline)
 
     async def _lock(self, job: Presence, deadline: Deadline) -> None:
         await self._caller.call(
@@ -173,7 +179,7 @@ class Steps:
         if not locked:
             await self._lock(job, deadline)
         measured = job.backend.capabilities().freed_share > 0 and job.probe.device_bytes > 0
-        before = await self._presences.backends.measure() if measured else ()
+        before = await self._measure(deadline) if measured else ()
         began = time.monotonic()
         outcome = await self._caller.call(
             f"suspend of job {job.name}",
@@ -181,7 +187,7 @@ class Steps:
             deadline,
             tries=TRIES,
         )
-        after = await self._caller.call(f"probe of job {job.name}", lambda _: job.backend.probe(job.job), deadline)
+        after = await self._probe(job, deadline)
         if after.state not in _OUT:
             raise _fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it suspended, but it is {after.state}")
         footprint = await self._check_freed(job, before, deadline) if measured else {}
@@ -196,10 +202,10 @@ class Steps:
         had, share = job.probe.device_bytes, job.backend.capabilities().freed_share
         wait = deadline.within(FREE_S)
         while True:
-            got = freed(before, await self._presences.backends.measure())
+            got = freed(before, await self._measure(deadline))
             total = sum(got.values())
             if not before:  # no device that could be asked: the backend's own measure of the job
-                total = had - (await job.backend.probe(job.job)).device_bytes
+                total = had - (await self._probe(job, deadline)).device_bytes
             if total >= share * had:
                 return got
             if wait.left() <= 0:
@@ -220,7 +226,7 @@ class Steps:
         backend, note = job.backend, self._presences.journal.ledger.notes.get(job.name)
         note = self.notes.get(job.name) or note
         if backend.capabilities().freed_share > 0:
-            devices = await self._presences.backends.measure()
+            devices = await self._measure(deadline)
             own = {target.pid for target in job.job.targets}
             why = shortage(devices, note.footprint if note else {}, job.probe.host_bytes, own)
             if why:
@@ -242,7 +248,7 @@ class Steps:
         await self._caller.call(
             f"release of job {job.name}", lambda left: job.backend.release(job.job, deadline_s=left), deadline
         )
-        after = await self._caller.call(f"probe of job {job.name}", lambda _: job.backend.probe(job.job), deadline)
+        after = await self._probe(job, deadline)
         if after.state not in {Residency.RESIDENT, Residency.ABSENT}:
             raise _fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it restored, but it is {after.state}")
         return seen(job.name, after, job.backend.name)
