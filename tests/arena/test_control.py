@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.arena.conftest import MIB, DeviceMaker, JobProcess, Tool
-from timeslice.arena import Device, survey
+from timeslice.arena import Device, Target, survey
 from timeslice.arena.control import ControlBlock
 
 StartJob = Callable[..., JobProcess]
@@ -81,3 +83,25 @@ def test_survey_names_holders(device: Device, start_job: StartJob, tool: Tool) -
         MIB,
         MIB,
     )
+
+
+def test_an_empty_device_is_told_without_a_look_at_every_process(
+    device: Device, start_job: StartJob, tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has nothing on it can't hold it, so a swap does not pay for all processes of the machine."""
+    job = start_job(device)
+    job.allocate(MIB)
+    looked_at: list[Target | int] = []
+    really = survey.arenas_of
+
+    def look(target: Target | int) -> list[survey.ArenaInfo]:
+        looked_at.append(target)
+        return really(target)
+
+    monkeypatch.setattr(survey, "arenas_of", look)
+    assert [info.target.pid for info in survey.holders(device)] == [job.pid]
+    assert job.pid in looked_at
+    looked_at.clear()
+    tool.act(job.pid, "lock", "checkpoint")
+    assert survey.holders(device) == []
+    assert looked_at == []

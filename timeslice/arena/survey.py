@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from timeslice.arena.control import MEMFD_NAME
 from timeslice.arena.errors import EmulatedDeviceError
 from timeslice.arena.process import HeldProcess, Target
 from timeslice.arena.session import OpenArena, open_arenas
@@ -44,13 +45,27 @@ def arenas_of(target: Target | int) -> list[ArenaInfo]:
 
 
 def holders(device: Device) -> list[ArenaInfo]:
-    """Arenas with memory on this device now, of all processes that we may look into, largest first."""
+    """Arenas with memory on this device now, of all processes that we may look into, largest first.
+
+    Milliseconds for each hundred processes of the machine; an empty device is told at once.
+    """
     found: list[ArenaInfo] = []
-    for name in os.listdir("/proc"):  # noqa: PTH208  (names are all that is wanted)
-        if name.isdecimal():
+    for name in os.listdir("/proc") if device.used_bytes() else ():  # noqa: PTH208  (names are all that is wanted)
+        if name.isdecimal() and _may_have_arena(name):
             try:
                 found += arenas_of(int(name))
             except (EmulatedDeviceError, PermissionError):
                 continue  # it ended meanwhile, or is another user's
     mine = [info for info in found if info.device == device.path and info.bytes_on_device]
     return sorted(mine, key=lambda info: -info.bytes_on_device)
+
+
+def _may_have_arena(pid: str) -> bool:
+    """A quick look that spares most processes a thorough one."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        return any(MEMFD_NAME in os.readlink(f"{folder}/{name}") for name in os.listdir(folder))  # noqa: PTH115, PTH208
+    except FileNotFoundError:
+        return True  # a descriptor was closed meanwhile: no answer
+    except OSError:
+        return False  # it ended meanwhile, or is another user's
