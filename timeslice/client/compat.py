@@ -12,10 +12,12 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
-from timeslice.client.core import BaseClient, Steps, Terms
+from timeslice.client.core import BaseClient
 from timeslice.client.hold import Hold
 from timeslice.client.lease import BaseLease, Lease
+from timeslice.client.steps import Steps
 from timeslice.client.sync import Client
+from timeslice.client.terms import Terms
 from timeslice.errors import (
     AcquireTimeoutError,
     RedisUnreachableError,

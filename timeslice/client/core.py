@@ -1,8 +1,4 @@
-"""What both clients do, written once. A generator yields what may have to be awaited; ``run`` and ``run_async`` wait.
-
-In the sync client a yielded value is there already, in the asyncio one it is an awaitable; either way the generator
-is sent the result, or gets the exception where it stands.
-"""
+"""What both clients do, written once, in generators that `steps` runs."""
 
 from __future__ import annotations
 
@@ -13,13 +9,14 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from timeslice.client.identity import new_waiter_id, process_start, this_target
-from timeslice.client.lease import BaseLease, OnLost
+from timeslice.client.lease import BaseLease
 from timeslice.client.renewal import Renewer, renewer_for
+from timeslice.client.steps import Steps
+from timeslice.client.terms import Terms
 from timeslice.errors import (
     AcquireTimeoutError,
     CancelledByOperatorError,
@@ -38,70 +35,11 @@ from timeslice.settings import Settings, default_job, default_node, find_url
 
 log = logging.getLogger("timeslice")
 
-T = TypeVar("T")
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 DriverT = TypeVar("DriverT", SyncDriver, AsyncDriver)
-Steps = Generator[Any, Any, T]
 
 WAITER_TTL_MS = 15_000
 CLEANUP_S = 3.0  # how long an exception on its way out may be kept back by withdrawing the request
-_LONGEST_LEASE_S = 86_400.0
-
-
-def run(steps: Steps[T]) -> T:
-    """Run the generator of a sync client."""
-    try:
-        value = next(steps)
-        while True:
-            value = steps.send(value)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-async def run_async(steps: Steps[T]) -> T:
-    """Run the generator of an asyncio client."""
-    try:
-        waiting = next(steps)
-        while True:
-            try:
-                value = await waiting
-            except BaseException as error:  # CancelledError must reach the generator too
-                waiting = steps.throw(error)
-            else:
-                waiting = steps.send(value)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How a group is asked for. Raises UsageError for what can't be asked; seconds."""
-
-    job: str | None = None
-    priority: int = 0
-    phase: str | None = None
-    lock_only: bool = False
-    lease: float = 30.0
-    on_lost: OnLost | None = None
-
-    def __post_init__(self) -> None:
-        if self.job is not None:
-            check_name("job", self.job)
-        if self.phase is not None:
-            check_name("phase", self.phase)
-        if not -100 <= self.priority <= 100:
-            raise UsageError(f"priority {self.priority} is out of range: -100 (last) to 100 (first)")
-        if not 1 <= self.lease <= _LONGEST_LEASE_S:
-            raise UsageError(f"a lease of {self.lease} s is out of range: 1 to {_LONGEST_LEASE_S:g} seconds")
-
-
-def check_timeout(timeout: float | None) -> float | None:
-    """The wait limit in seconds, or None for none. Raises UsageError."""
-    if timeout is not None and not 0 <= timeout < math.inf:
-        raise UsageError(f"a timeout of {timeout} s can't be kept: give 0 or more seconds, or None to wait for ever")
-    return timeout
 
 
 class _Unregistered(Exception):

@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from timeslice.client.core import BaseClient, Steps, Terms, check_timeout, run, run_async
+from timeslice.client.context import Holding, current, put, release
+from timeslice.client.core import BaseClient
 from timeslice.client.lease import BaseLease
+from timeslice.client.steps import Steps, run, run_async
+from timeslice.client.terms import Terms, check_timeout
 from timeslice.errors import UsageError
 from timeslice.names import check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
-Key = tuple[str, str, str]  # url, prefix, group
-
-
-class Holding:
-    """A group that the current context holds, and how many nested holds share it; the last one out yields."""
-
-    __slots__ = ("client", "count", "key", "lease")
-
-    def __init__(self, client: BaseClient[Any, Any], key: Key, lease: BaseLease) -> None:
-        self.client = client
-        self.key = key
-        self.lease = lease
-        self.count = 1
-
-    def join(self, job: str) -> bool:
-        """Share this holding. False if it is over; raises if that would wait for itself or run without the lease."""
-        if self.lease.inherited:
-            return False
-        with _counting:
-            if not self.count or self.lease.state in {"yielding", "yielded"}:
-                return False
-            if self.lease.job != job:
-                raise UsageError(
-                    f"group {self.lease.group}: this code holds it for job {self.lease.job} and would wait for itself "
-                    f"as job {job}. Leave the outer hold first, or use the same job.",
-                    group=self.lease.group,
-                    job=job,
-                )
-            if self.lease.state == "lost":
-                self.lease.ensure_held()
-            self.count += 1
-            return True
-
-
-# What this context holds. Child tasks and asyncio.to_thread inherit it; raw threads begin with nothing.
-_held: ContextVar[Mapping[Key, Holding]] = ContextVar("timeslice_held", default={})  # noqa: B039 - never changed
-_counting = threading.Lock()
-
-
-def _start_clean() -> None:
-    global _counting  # noqa: PLW0603 - a forked child can't trust the lock it inherited
-    _counting = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_start_clean)
 
 
 @dataclass(frozen=True)
@@ -71,8 +26,7 @@ class _Entered:
     holdings: tuple[Holding, ...]  # in the order taken
 
     def is_current(self) -> bool:
-        here = _held.get()
-        return all(here.get(holding.key) is holding for holding in self.holdings)
+        return all(current(holding.key) is holding for holding in self.holdings)
 
 
 class Hold:
@@ -124,14 +78,14 @@ class Hold:
 
     def _take(self, client: BaseClient[Any, Any], group: str, timeout: float | None) -> Steps[Holding]:
         key = (client.url, client.keys.prefix, group)
-        held = _held.get().get(key)
+        held = current(key)
         if held and held.join(self._terms.job or client.job):
             return held
         lease: BaseLease | None = None
         try:
             lease = yield from client._acquire(group, self._terms, timeout)  # noqa: SLF001
             held = Holding(client, key, lease)
-            _held.set({**_held.get(), key: held})
+            put(held)
             return held
         except BaseException:
             if lease:
@@ -213,26 +167,13 @@ def _release_all(holdings: Sequence[Holding]) -> Steps[None]:
     interrupt: BaseException | None = None
     for holding in reversed(holdings):
         try:
-            yield from _release(holding)
+            yield from release(holding)
         except BaseException as error:
             interrupt = interrupt or error
             if not holding.count:
                 holding.client.abandon(holding.lease)
     if interrupt:
         raise interrupt
-
-
-def _release(holding: Holding) -> Steps[None]:
-    if holding.lease.inherited:
-        return
-    with _counting:
-        holding.count -= 1
-        if holding.count:
-            return
-    here = _held.get()
-    if here.get(holding.key) is holding:
-        _held.set({key: held for key, held in here.items() if held is not holding})
-    yield from holding.client._yield(holding.lease)  # noqa: SLF001
 
 
 def in_order(groups: Sequence[str], configured: Sequence[Any]) -> tuple[str, ...]:

@@ -1,0 +1,83 @@
+"""What the running code holds, by context: so that a hold inside a hold shares its lease."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from timeslice.client.core import BaseClient
+from timeslice.client.lease import BaseLease
+from timeslice.client.steps import Steps
+from timeslice.errors import UsageError
+
+Key = tuple[str, str, str]  # url, prefix, group
+
+
+class Holding:
+    """A group that the current context holds, and how many nested holds share it; the last one out yields."""
+
+    __slots__ = ("client", "count", "key", "lease")
+
+    def __init__(self, client: BaseClient[Any, Any], key: Key, lease: BaseLease) -> None:
+        self.client = client
+        self.key = key
+        self.lease = lease
+        self.count = 1
+
+    def join(self, job: str) -> bool:
+        """Share this holding. False if it is over; raises if that would wait for itself or run without the lease."""
+        if self.lease.inherited:
+            return False
+        with _counting:
+            if not self.count or self.lease.state in {"yielding", "yielded"}:
+                return False
+            if self.lease.job != job:
+                raise UsageError(
+                    f"group {self.lease.group}: this code holds it for job {self.lease.job} and would wait for itself "
+                    f"as job {job}. Leave the outer hold first, or use the same job.",
+                    group=self.lease.group,
+                    job=job,
+                )
+            if self.lease.state == "lost":
+                self.lease.ensure_held()
+            self.count += 1
+            return True
+
+
+# What this context holds. Child tasks and asyncio.to_thread inherit it; raw threads begin with nothing.
+_held: ContextVar[Mapping[Key, Holding]] = ContextVar("timeslice_held", default={})  # noqa: B039 - never changed
+_counting = threading.Lock()
+
+
+def _start_clean() -> None:
+    global _counting  # noqa: PLW0603 - a forked child can't trust the lock it inherited
+    _counting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_clean)
+
+
+def current(key: Key) -> Holding | None:
+    """What this context holds of a group; it may be over."""
+    return _held.get().get(key)
+
+
+def put(holding: Holding) -> None:
+    _held.set({**_held.get(), holding.key: holding})
+
+
+def release(holding: Holding) -> Steps[None]:
+    """Leave a holding; the last one out yields."""
+    if holding.lease.inherited:
+        return
+    with _counting:
+        holding.count -= 1
+        if holding.count:
+            return
+    here = _held.get()
+    if here.get(holding.key) is holding:
+        _held.set({key: held for key, held in here.items() if held is not holding})
+    yield from holding.client._yield(holding.lease)  # noqa: SLF001
