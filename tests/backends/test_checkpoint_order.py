@@ -184,6 +184,7 @@ async def test_half_a_suspended_job_is_faulted_and_can_be_finished_or_undone(stu
 async def test_a_tool_that_is_not_there_is_named(stubbed: Stubbed) -> None:
     """The fault says what could not be started, and the job runs on."""
     stubbed.backend._tool = Tool(("/nowhere/cuda-checkpoint",), {})
-    with pytest.raises(BackendError, match="/nowhere/cuda-checkpoint can't be started"):
-        await stubbed.backend.prepare(stubbed.job, ALL, deadline_s=0.1)
+    with pytest.raises(BackendError, match="/nowhere/cuda-checkpoint can't be started") as caught:
+        await stubbed.backend.prepare(stubbed.job, ALL, deadline_s=DEADLINE_S)
+    assert caught.value.kind is FaultKind.UNSUPPORTED
     assert stubbed.states() == ["running", "running"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from timeslice.backends.base import Backend, Context, Job, Outcome, Probe, Selection
 from timeslice.backends.checks import check_selection, fault, is_alive, living
 from timeslice.backends.steps import Step, combine, together
-from timeslice.backends.toolrun import State, Tool, ToolFailedError, ToolOverdueError
+from timeslice.backends.toolrun import State, Tool, ToolFailedError, ToolMissingError, ToolOverdueError
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency, Target
 
@@ -164,6 +164,8 @@ class CheckpointBackend(Backend):
                 return await self.state_of(job, target, until)
             except ToolOverdueError:
                 break
+            except ToolMissingError as error:
+                raise fault(FaultKind.UNSUPPORTED, job, str(error)) from error
             except ToolFailedError as error:
                 if not is_alive(target):
                     return None
@@ -179,8 +181,9 @@ class CheckpointBackend(Backend):
         return fault(FaultKind.POISONED, job, self._tool.overdue(target) or "a checkpoint tool was overdue")
 
     async def _lock_all(self, job: Job, step: Step) -> None:
+        targets = await self._members(job, step.until, State.RUNNING)
         try:
-            await self._all(job, "lock", await self._members(job, step.until, State.RUNNING), step.until)
+            await self._all(job, "lock", targets, step.until)
         except Exception as error:
             await self._run_on(job, step, error)
             raise

@@ -17,6 +17,7 @@ from typing import IO
 
 from timeslice.models import Target
 
+GRACE_S = 2.0  # a lock that ends just at its deadline, and a call that began just before it, are not overdue
 NO_CONTEXT = "initialization error"  # what the tool says of a process that has nothing on the device
 
 
@@ -30,6 +31,10 @@ class State(StrEnum):
 
 class ToolFailedError(Exception):
     """The tool ended with an error; the text is its own."""
+
+
+class ToolMissingError(Exception):
+    """The tool can't be started at all."""
 
 
 class ToolOverdueError(Exception):
@@ -83,19 +88,18 @@ class Tool:
             raise ToolFailedError(f"--get-state printed {text!r}, which is no state") from None
 
     async def act(self, target: Target, action: str, until: float) -> None:
-        """One of lock, checkpoint, restore, unlock. A lock is told the time that is left, and given a little more."""
+        """One of lock, checkpoint, restore, unlock. A lock is told the time that is left."""
         words: tuple[str, ...] = ("--action", action)
         if action == "lock":
             words += ("--timeout", str(max(1, int((until - time.monotonic()) * 1000))))
-            until += 2.0
         await self.run(target, words, until)
 
     async def run(self, target: Target, words: tuple[str, ...], until: float) -> str:
-        """What the tool prints. ``until`` is on the monotonic clock."""
+        """What the tool prints. ``until`` is on the monotonic clock; a call that has begun gets ``GRACE_S`` more."""
         if not await self.idle(target, until):
             raise ToolOverdueError(self.overdue(target))
         call = self._start(target, words)
-        if not await self._wait(call, until):
+        if not await self._wait(call, max(until, time.monotonic()) + GRACE_S):
             raise ToolOverdueError(self.overdue(target))
         return call.result()
 
@@ -128,8 +132,8 @@ class Tool:
         except OSError as error:
             out.close()
             err.close()
-            raise ToolFailedError(f"{self._command[0]} can't be started: {error.strerror}") from error
-        call = self._running[target] = _Running((self._command[0], *words), process, out, err)
+            raise ToolMissingError(f"{self._command[0]} can't be started: {error.strerror}") from error
+        call = self._running[target] = _Running((*self._command, *words), process, out, err)
         _when_ended(process, lambda: self._end(target, call))
         return call
 
