@@ -212,7 +212,7 @@ class CheckpointBackend(Backend):
             try:
                 await self._tool.act(target, action, until)
                 complaint = f"{action} of process {target.pid} claimed success, and the process is still {needed}"
-            except ToolFailedError as error:
+            except (ToolFailedError, ToolMissingError) as error:
                 complaint = str(error)
             except ToolOverdueError:
                 raise self._overdue(job, target) from None
