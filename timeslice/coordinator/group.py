@@ -94,7 +94,7 @@ class GroupActor:
         call = scripts.own(self._group, self._coordinator, self._lease_ms, floor=self.floor)
         reply = await self._driver.run(call, deadline_s=self._lease_ms / 1000)
         if isinstance(reply, scripts.OwnedBy):
-            log.info("group %s: coordinator %s owns it now", self.name, reply.owner)
+            log.info("group %s: owned by %s now", self.name, reply.owner or "nobody: no agent serves it any more")
             return False
         if reply.epoch != self._epoch:
             log.info("group %s: owned with epoch %d", self.name, reply.epoch)

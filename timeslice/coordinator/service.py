@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timeslice.coordinator.group import GroupActor
-from timeslice.coordinator.server import check_server
 from timeslice.errors import InvalidNameError, RedisUnreachableError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
+from timeslice.locks.suitable import verify_async
 from timeslice.names import MAX_LENGTH, check_name, sanitise_name
 from timeslice.settings import default_node, redact_url
 
@@ -55,7 +55,7 @@ async def run_coordinator(
     check_name("coordinator", options.name)
     coordinator = Coordinator(options)
     try:
-        await check_server(coordinator.driver)
+        await verify_async(coordinator.driver)
         await coordinator.scan()
         if ready:
             ready()

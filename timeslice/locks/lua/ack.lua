@@ -40,8 +40,8 @@ if string.sub(current[2], 1, 5) == 'begun' then
     if outcome == 'failed' then
       emit('StepFailed', 'node', node, 'swap', swap, 'kind', ARGV[6], 'error', ARGV[7])
     end
+    wake('ack')
   end
 end
-wake('ack')
 save()
 return { 'ok', S.counter }

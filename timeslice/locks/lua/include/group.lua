@@ -18,20 +18,6 @@ local ENDED_KEEP_MS = 120000
 local GRANT_KEEP_S = 120
 local EVENTS_KEPT, INBOX_KEPT = 2000, 64
 
-local FIELDS = {
-  'mode', 'phase', 'reason', 'since_ms', 'clock_ms', 'counter', 'seq', 'lease_id', 'job', 'token',
-  'granted_at_ms', 'deadline_ms', 'lease_ms', 'renewed_at_ms', 'confirmed', 'host', 'pid', 'start', 'label',
-  'how', 'swap_ms', 'swap_id', 'swap_waiter', 'swap_job', 'swap_step', 'swap_since_ms', 'swap_deadline_ms',
-  'swap_budget_ms', 'plan', 'owner', 'owner_epoch', 'owner_deadline_ms', 'paused', 'evict', 'changed_ms',
-  'quiet_until_ms', 'rebased_ms', 'closed', 'closed_for', 'unheard',
-}
-local NUMBERS = {
-  since_ms = true, clock_ms = true, counter = true, seq = true, token = true, granted_at_ms = true,
-  deadline_ms = true, lease_ms = true, renewed_at_ms = true, swap_ms = true, swap_id = true,
-  swap_since_ms = true, swap_deadline_ms = true, swap_budget_ms = true, owner_epoch = true,
-  owner_deadline_ms = true, changed_ms = true, quiet_until_ms = true, rebased_ms = true,
-}
-
 local S = {} -- the state as read, then as changed
 local changes = {} -- what save() writes
 local now = 0
@@ -53,7 +39,7 @@ local function save()
   for field in pairs(changes) do
     local value = S[field]
     flat[#flat + 1] = field
-    flat[#flat + 1] = NUMBERS[field] and digits(value) or value
+    flat[#flat + 1] = type(value) == 'number' and digits(value) or value
   end
   redis.call('HSET', state_key, unpack(flat))
   changes = {}
@@ -132,14 +118,28 @@ local function begin(frees)
   local time = redis.call('TIME')
   now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
   floor = tonumber(ARGV[1])
-  local values = redis.call('HMGET', state_key, unpack(FIELDS))
-  for i, field in ipairs(FIELDS) do
-    local value = values[i] or ''
-    if NUMBERS[field] then
-      value = tonumber(value) or 0
-    end
-    S[field] = value
-  end
+  local v = redis.call('HMGET', state_key,
+    'mode', 'phase', 'reason', 'lease_id', 'job', 'confirmed', 'host', 'pid', 'start', 'label', 'how',
+    'swap_waiter', 'swap_job', 'swap_step', 'plan', 'owner', 'paused', 'evict', 'closed', 'closed_for',
+    'unheard', 'since_ms', 'clock_ms', 'counter', 'seq', 'token', 'granted_at_ms', 'deadline_ms', 'lease_ms',
+    'renewed_at_ms', 'swap_ms', 'swap_id', 'swap_since_ms', 'swap_deadline_ms', 'swap_budget_ms',
+    'owner_epoch', 'owner_deadline_ms', 'changed_ms', 'quiet_until_ms', 'rebased_ms')
+  -- Written out: a loop over names would cost every call several microseconds.
+  S = {
+    mode = v[1] or '', phase = v[2] or '', reason = v[3] or '', lease_id = v[4] or '', job = v[5] or '',
+    confirmed = v[6] or '', host = v[7] or '', pid = v[8] or '', start = v[9] or '', label = v[10] or '',
+    how = v[11] or '', swap_waiter = v[12] or '', swap_job = v[13] or '', swap_step = v[14] or '',
+    plan = v[15] or '', owner = v[16] or '', paused = v[17] or '', evict = v[18] or '', closed = v[19] or '',
+    closed_for = v[20] or '', unheard = v[21] or '',
+    since_ms = tonumber(v[22]) or 0, clock_ms = tonumber(v[23]) or 0, counter = tonumber(v[24]) or 0,
+    seq = tonumber(v[25]) or 0, token = tonumber(v[26]) or 0, granted_at_ms = tonumber(v[27]) or 0,
+    deadline_ms = tonumber(v[28]) or 0, lease_ms = tonumber(v[29]) or 0, renewed_at_ms = tonumber(v[30]) or 0,
+    swap_ms = tonumber(v[31]) or 0, swap_id = tonumber(v[32]) or 0, swap_since_ms = tonumber(v[33]) or 0,
+    swap_deadline_ms = tonumber(v[34]) or 0, swap_budget_ms = tonumber(v[35]) or 0,
+    owner_epoch = tonumber(v[36]) or 0, owner_deadline_ms = tonumber(v[37]) or 0,
+    changed_ms = tonumber(v[38]) or 0, quiet_until_ms = tonumber(v[39]) or 0,
+    rebased_ms = tonumber(v[40]) or 0,
+  }
   if S.phase == '' then
     S.phase = 'idle'
   end
