@@ -49,14 +49,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
-    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in columns:
-        table.add_column(name.upper(), overflow="fold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in columns[:-1]:
+        table.add_column(name.upper(), no_wrap=True, overflow="fold")
+    table.add_column(columns[-1].upper(), overflow="fold", min_width=16)  # the long one takes what room is left
     for row in cells:
         table.add_row(*(Text(cell, style=_STYLES.get(cell.split(" ", 1)[0], "")) for cell in row))
     Console(soft_wrap=False, highlight=False).print(table)

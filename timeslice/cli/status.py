@@ -30,14 +30,13 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
         _print_group(views[0], emulated=group in emulated)
     else:
         print_table(
-            ("group", "phase", "since", "holder", "job phase", "waiting", "resident", "nodes", "why"),
+            ("group", "phase", "since", "holder", "waiting", "resident", "nodes", "why"),
             [
                 (
                     view.name,
                     view.phase,
                     seconds(view.since_s) if view.number("since_ms") else "",
-                    view.holder,
-                    view.state.get("label", "") if view.holder else "",
+                    _with_phase(view.holder, view.state.get("label", "")) if view.holder else "",
                     len(view.queue),
                     ", ".join(view.resident),
                     f"{_nodes(view)}{', emulated' if view.name in emulated else ''}",
@@ -47,6 +46,10 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
             ],
             empty="no groups yet: a group comes into being when an agent serves it or a job holds it",
         )
+
+
+def _with_phase(job: str, phase: str) -> str:
+    return f"{job} ({phase})" if phase else job
 
 
 def _nodes(view: GroupView) -> str:
@@ -135,15 +138,13 @@ def _print_queue(view: GroupView, *, heading: bool = False) -> None:
     if heading and view.queue:
         click.echo("\nqueue:")
     print_table(
-        ("next", "job", "priority", "waited", "job phase", "process", "waiter", "why it waits"),
+        ("next", "job", "priority", "waited", "waiter", "why it waits"),
         [
             (
                 each["position"] + 1,
-                each["job"],
+                _with_phase(each["job"], each["job_phase"]),
                 each["priority"],
                 seconds(each["waited_s"]),
-                each["job_phase"],
-                f"{each['pid']} on {each['host']}",
                 each["waiter"],
                 each["why"],
             )

@@ -170,7 +170,8 @@ def _state(view: GroupView) -> str:
         what = clean(f"{view.holder} ({label})" if label else view.holder)
     elif view.phase == "swapping":
         plan = plan_of(view)
-        what = f"swapping {', '.join(plan.out) if plan else ''} -> {clean(view.state.get('swap_job') or 'nobody')}"
+        out = f"{', '.join(plan.out)} " if plan and plan.out else ""
+        what = f"swapping {out}-> {clean(view.state.get('swap_job') or 'nobody')}"
     elif view.reason:
         what = f"{view.phase}: {clean(view.reason)}"
     waiting = len(view.queue)
@@ -178,5 +179,5 @@ def _state(view: GroupView) -> str:
 
 
 def _state_and_time(view: GroupView) -> str:
-    since = elapsed(view, "granted_at_ms") if view.holder else view.since_s
-    return f"{_state(view)} {seconds(since)}"
+    since = elapsed(view, "granted_at_ms" if view.holder else "since_ms")
+    return f"{_state(view)} {seconds(since)}" if since else _state(view)
