@@ -179,6 +179,15 @@ def test_wrong_command_lines_are_told_before_anything_is_held(cli: Cli) -> None:
     assert cli.json("groups")["groups"] == []
 
 
+def test_a_group_that_nobody_serves_while_others_are_served_is_unknown(cli: Cli, world: World) -> None:
+    """A mistyped group is exit code 3 with the nearest names, at once, and leaves no request behind."""
+    world.serve("trainers")
+    done = run(cli, "hold", "trainer", "--job", "a", "--", "true")
+    assert done.returncode == 3
+    assert "trainers" in done.stderr
+    assert [group["group"] for group in cli.json("groups")["groups"]] == ["trainers"]
+
+
 def test_without_a_server_nothing_runs(tmp_path: Path) -> None:
     """Exit code 5, and the command did not start."""
     mark = tmp_path / "ran"

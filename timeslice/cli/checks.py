@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from timeslice.cli.output import seconds, size
 from timeslice.cli.session import Session
-from timeslice.embedded import OLDEST
 from timeslice.locks.scripts import text
+from timeslice.locks.suitable import OLDEST, POLICY
 from timeslice.locks.view import GroupView
 from timeslice.settings import redact_url
 
@@ -86,7 +86,7 @@ def server(facts: Facts) -> list[Finding]:
     else:
         findings.append(Finding("error", "version", f"{name} is too old", "upgrade to Redis 7.0 or newer, or Valkey"))
     policy, limit = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
-    if policy == "noeviction":
+    if policy == POLICY:
         findings.append(Finding("ok", "eviction", f"{policy}, maxmemory {size(limit) if limit else 'not limited'}"))
     else:
         findings.append(
@@ -94,7 +94,7 @@ def server(facts: Facts) -> list[Finding]:
                 "error",
                 "eviction",
                 f"maxmemory-policy is {policy}: the server may evict leases when it is full",
-                "run: redis-cli CONFIG SET maxmemory-policy noeviction, and put it into redis.conf",
+                f"run: redis-cli CONFIG SET maxmemory-policy {POLICY}, and put it into redis.conf",
             )
         )
     used = int(info.get("used_memory", 0))
