@@ -16,7 +16,7 @@ import pytest
 
 from timeslice.demo.grpo import Work
 from timeslice.demo.measure import faults
-from timeslice.demo.run import Options, Path_, run_demo
+from timeslice.demo.run import Options, StatePath, run_demo
 from timeslice.events import SwapFinished
 
 SMALL = Work(modulus=3, width=512, prompts=8, samples=4, minibatches=2, replayed=4)
@@ -58,7 +58,7 @@ def await_true(what: str, check: Callable[[], object], seconds: float = 60) -> N
 
 
 @pytest.mark.parametrize("path", ["channel", "checkpoint", "both"])
-def test_slicing_changes_nothing_but_the_order(path: Path_, temporary: Path) -> None:
+def test_slicing_changes_nothing_but_the_order(path: StatePath, temporary: Path) -> None:
     """Whichever way the state moves: swaps happen, nobody overlaps, tokens rise, every bit of the result is equal."""
     before = dict(os.environ)
     outcome = run_demo(Options(SMALL, seed=1, path=path, latency_s=0.1, steps=STEPS))

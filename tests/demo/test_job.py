@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 
 from timeslice.arena import Arena, Device
 from timeslice.demo.grpo import Array, Rollouts, Work
-from timeslice.demo.job import GROUPS, SAMPLERS, TRAINERS, Job, Log, free, loop
+from timeslice.demo.job import GROUPS, SAMPLERS, TRAINERS, Job, Log, loop
 from timeslice.demo.verifier import score
 
 WORK = Work(modulus=3, width=64, prompts=8, samples=4, minibatches=2, replayed=4)
@@ -22,6 +22,11 @@ WORK = Work(modulus=3, width=64, prompts=8, samples=4, minibatches=2, replayed=4
 
 def verify(modulus: int, rollouts: Rollouts) -> Array:
     return np.array(score(modulus, rollouts.prompts.tolist(), rollouts.tokens.tolist()), float)
+
+
+def free(_group: str, _phase: str, _step: int) -> AbstractContextManager[object]:
+    """A phase without a hold."""
+    return nullcontext()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def test_the_verifier_scores_each_token(tmp_path: Path) -> None:
     """Over a real socket, for several batches on one connection."""
     with verifier(tmp_path) as child:
         child.await_line()
-        connection = Verifier(tmp_path / "v.sock")
+        connection = Verifier(tmp_path / "v.sock", 60)
         for _ in range(2):
             assert connection.rewards(5, ROLLOUTS).tolist() == [[1, 1, 1], [0, 1, 0]]
         connection.close()
@@ -38,7 +38,7 @@ def test_the_verifier_takes_its_stated_time_for_each_batch(tmp_path: Path) -> No
     """A batch is never scored sooner, and batches of two jobs don't wait for each other's."""
     with verifier(tmp_path, 0.3) as child:
         child.await_line()
-        one, other = Verifier(tmp_path / "v.sock"), Verifier(tmp_path / "v.sock")
+        one, other = Verifier(tmp_path / "v.sock", 60), Verifier(tmp_path / "v.sock", 60)
         before = time.monotonic()
         one.rewards(5, ROLLOUTS)
         assert time.monotonic() - before >= 0.3
@@ -54,7 +54,7 @@ def test_a_verifier_that_died_is_said(tmp_path: Path) -> None:
     """The job gets an error and no rewards."""
     with verifier(tmp_path) as child:
         child.await_line()
-        connection = Verifier(tmp_path / "v.sock")
+        connection = Verifier(tmp_path / "v.sock", 60)
         connection.rewards(5, ROLLOUTS)
         child._process.kill()
         with pytest.raises(OSError, match=r"verifier ended|Broken pipe|reset"):

@@ -90,9 +90,9 @@ def _options(fast: bool, steps: int | None, seed: int, path: str, latency: float
     from typing import cast
 
     from timeslice.demo.grpo import Work
-    from timeslice.demo.run import Options, Path_
+    from timeslice.demo.run import Options, StatePath
 
-    chosen = cast("Path_", path)
+    chosen = cast("StatePath", path)
     if fast:
         work = Work(modulus=4, prompts=48, samples=16, minibatches=6, replayed=8)
         return Options(work, seed, chosen, latency, steps)

@@ -1,10 +1,10 @@
 """One job: generate on the samplers, have the answers verified, train on the trainers, again and again.
 
 Run as ``python -m timeslice.demo.job SPEC`` (JSON). It prints ``ready``, waits for a line on standard input, and dies
-when standard input ends early, so that it never outlives who started it. Its state on a device is in an
-arena of that device and nowhere else. What travels between the devices goes through host memory: the rollouts to
-verifier and trainer, and the trained parameters from the end of one train phase to the start of the next generate
-phase; both transfers are made inside the phases and counted in their times.
+when standard input ends early, so that it never outlives who started it. Its state on a device is in an arena
+of that device and nowhere else. What travels between the devices goes through host memory: the rollouts to verifier
+and trainer, and the trained parameters from the end of one train phase to the start of the next generate phase; both
+transfers are made inside the phases and counted in their times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,7 +44,7 @@ class Spec(BaseModel):
     verifier: Path  # socket
     log: Path
     channel: bool  # register callbacks; else the agent moves the state from outside
-    wait_s: float  # longest wait for a group
+    wait_s: float  # longest wait for a group, and for the verifier
 
 
 class Log:
@@ -156,11 +156,6 @@ def holding(spec: Spec, log: Log) -> Inside:
     return inside
 
 
-def free(_group: str, _phase: str, _step: int) -> AbstractContextManager[object]:
-    """A phase without a hold."""
-    return nullcontext()
-
-
 def main(text: str) -> None:
     """The process of one job."""
     from timeslice import register_arena
@@ -169,7 +164,7 @@ def main(text: str) -> None:
     spec = Spec.model_validate_json(text)
     arenas = {group: Arena(path, label=f"{spec.job}-{group}") for group, path in spec.devices.items()}
     workloads = [register_arena(group, arena, job=spec.job) for group, arena in arenas.items() if spec.channel]
-    verifier = Verifier(spec.verifier)
+    verifier = Verifier(spec.verifier, spec.wait_s)
     with spec.log.open("w") as file:
         log = Log(file)
         inside = holding(spec, log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from timeslice.errors import TimeSliceError
 # One thread for each job: two jobs shall compute on two groups at once without getting in each other's way.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
 _GRACE_S = 3.0
+_READY_S = 60.0
 
 
 class Child:
@@ -52,8 +54,10 @@ class Child:
         self._process.stdout.close()
 
     def await_line(self) -> None:
-        """Wait until it says that it is ready; raises when it ends instead."""
+        """Wait until it says that it is ready; raises when it ends instead, or says nothing for a long time."""
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], _READY_S)[0]:
+            raise TimeSliceError(f"{self.name} was not ready within {_READY_S:g} s; is the machine very busy?")
         if not self._process.stdout.readline():
             self._process.wait()
             raise self._failed()

@@ -37,8 +37,9 @@ _FEWEST_STEPS = 4
 _RUNS = 3.4  # all runs together take about so many times as long as a job alone
 _LOOK_S = 0.2
 _SETTLE_S = 30.0
+_WAIT_S = 120.0
 
-Path_ = Literal["channel", "checkpoint", "both"]
+StatePath = Literal["channel", "checkpoint", "both"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Options:
 
     work: Work
     seed: int
-    path: Path_ = "both"
+    path: StatePath = "both"
     latency_s: float | None = None  # None: measured, so that TARGET_BUSY is met
     steps: int | None = None  # None: as many as fit into the budget
     budget_s: float = 27.0  # for all runs together, as estimated from the warm-up
@@ -95,6 +96,7 @@ class _Demo:
         self.progress = stack.enter_context(Progress(self._why))
         self._last_event = dict.fromkeys(GROUPS, "")
         self._runs = 0
+        self.load_before = round(os.getloadavg()[0], 2)  # other work on the machine distorts every number
 
     def run(self) -> Outcome:
         options, say = self.options, self.progress.say
@@ -129,7 +131,7 @@ class _Demo:
             "seeds": {job: self._work(job).seed for job in JOBS},
             "work": _sizes_of(options.work),
             "versions": _versions(self.local.server.binary),
-            "machine": {"cpus": os.cpu_count(), "system": platform.system(), "machine": platform.machine()},
+            "machine": {"cpus": os.cpu_count(), "architecture": platform.machine(), "load_before": self.load_before},
         }
         return Outcome(report, alone, sliced)
 
@@ -167,7 +169,7 @@ class _Demo:
             verifier.await_line()
             children, watches = [], []
             for job in jobs:
-                spec = self._spec(job, steps, socket, folder)
+                spec = self._spec(job, steps, socket, folder, _WAIT_S + latency)
                 environment = {"TIMESLICE_JOB": job, "TIMESLICE_URL": self.local.url}
                 child = Child(f"job-{job}", "timeslice.demo.job", [spec.model_dump_json()], folder, environment)
                 children.append(stack.enter_context(child))
@@ -192,7 +194,7 @@ class _Demo:
         self.progress.say(f"{title}: {run.wall_s:.1f} s, {len(run.swaps)} swaps, reward {last}")
         return run
 
-    def _spec(self, job: str, steps: int, verifier: Path, folder: Path) -> Spec:
+    def _spec(self, job: str, steps: int, verifier: Path, folder: Path, wait_s: float) -> Spec:
         return Spec(
             job=job,
             work=self._work(job),
@@ -201,7 +203,7 @@ class _Demo:
             verifier=verifier,
             log=folder / f"{job}.jsonl",
             channel=self.options.channel(job),
-            wait_s=120,
+            wait_s=wait_s,
         )
 
     def _new_events(self) -> list[Event]:

@@ -30,13 +30,17 @@ def score(modulus: int, prompts: list[list[int]], answers: list[list[int]]) -> l
 class Verifier:
     """A job's connection to the reward process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wait_s: float) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(wait_s)
         self._socket.connect(str(path))
         self._file = self._socket.makefile("rwb")
 
     def rewards(self, modulus: int, rollouts: Rollouts) -> Array:
-        """Send a batch and wait for the rewards, one a token. ConnectionError when the process has ended."""
+        """Send a batch and wait for the rewards, one a token.
+
+        ConnectionError when the process has ended, TimeoutError when it does not answer in time.
+        """
         request = {"modulus": modulus, "prompts": rollouts.prompts.tolist(), "answers": rollouts.tokens.tolist()}
         self._file.write(json.dumps(request).encode() + b"\n")
         self._file.flush()
