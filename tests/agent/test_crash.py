@@ -59,6 +59,7 @@ async def test_the_answer_survives_the_agent(rig: Rig) -> None:
     await rig.idle()
     first.kill()
     first.wait()
+    rig.fake.write("a", {**rig.fake.read("a"), "locked": False})  # a second run would lock it again
     rig.spawn_agent()
     await rig.send(command)
     await rig.idle()

@@ -42,7 +42,10 @@ async def test_a_holder_that_hangs_keeps_its_lease_and_a_stopped_one_does_not(ri
             return (await rig.view()).holder == ""
 
         await until(lost, "the lease of the stopped process ends")
-        assert (await rig.events("LeaseReclaimed"))[0]["why"] == "expired"
+        end = (await rig.events("LeaseReclaimed"))[0]
+        granted = (await rig.events("LeaseGranted"))[0]
+        assert end["why"] == "expired"
+        assert int(end["at_ms"]) < int(granted["at_ms"]) + 10_000, "it was vouched for to the very end, ten leases"
 
 
 def _pidfd(pid: int) -> int:
@@ -171,8 +174,9 @@ async def test_one_of_several_processes_may_end_and_the_rest_is_swapped(rig: Rig
 async def test_two_registered_jobs_that_never_loaded_both_get_their_turn(rig: Rig) -> None:
     """F01: processes that registered before their first acquire are no resident jobs; nobody is blocked."""
     async with rig.agent(ttl_s=0.9):
-        await rig.job("a")
-        await rig.job("b")
+        for job in "ab":
+            await rig.job(job)
+            rig.fake.load(job, 0)  # a bare context
         await rig.driver.run(scripts.own(rig.group, "c1"))
         beat = (await rig.view()).number("clock_ms")
 
@@ -192,6 +196,33 @@ async def test_two_registered_jobs_that_never_loaded_both_get_their_turn(rig: Ri
         await rig.promote(swap, "first load")
         assert (await rig.view()).holder == "b"
         assert await rig.events("GroupBlocked") == []
+
+
+async def test_a_workload_that_only_it_can_see_stays_where_it_was_left(rig: Rig) -> None:
+    """From outside there is nothing to see of a job that moves its own state: that is no proof that it is gone."""
+    async with rig.agent(ttl_s=0.9):
+        await rig.register(rig.target("a", rig.spawn().pid, channel="n1.1.1"))
+        await rig.job("c", 100)
+        await rig.acquire("a")
+        await rig.yield_("a")
+        await until(lambda: rig.member("c"), "the agent has looked")
+        assert (await rig.view()).jobs["a"].residency == "resident"
+
+
+async def test_a_job_that_gave_its_memory_back_is_out(rig: Rig) -> None:
+    """Nobody has to swap a job that is measured off the device: the next one loads at once."""
+    async with rig.agent(ttl_s=0.9):
+        await rig.job("a", 300)
+        await rig.acquire("a")
+        await rig.yield_("a")
+        await until(lambda: rig.member("a"), "the agent has looked")
+        (rig.fake.folder / "a.json").unlink()
+
+        async def out() -> bool:
+            return "a" not in (await rig.view()).jobs
+
+        await until(out, "job a is out")
+        assert (await rig.acquire("b")).how == "first load"
 
 
 async def test_a_job_on_the_device_without_a_hold_is_flagged(rig: Rig) -> None:

@@ -26,6 +26,13 @@ async def test_an_agent_that_is_told_to_leave_is_gone_from_the_group(rig: Rig) -
     assert (await rig.view()).nodes == {}
 
 
+async def test_an_agent_with_nothing_to_tell_says_so(rig: Rig) -> None:
+    """The group waits for the first word of a node that joined, be it that there is nothing."""
+    async with rig.agent():
+        pulse = await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000))
+        assert pulse.known
+
+
 async def test_the_record_of_the_node_says_who_serves_it(rig: Rig) -> None:
     """The node's hash and the indexes are there before the first use, and they expire."""
     async with rig.agent():
@@ -68,18 +75,21 @@ def _counter_on_disk(rig: Rig, floor: int) -> bool:
     return f'"floor":{floor}' in (rig.folder / "state" / "groups" / rig.name / "journal.json").read_text()
 
 
-async def test_a_restarted_agent_knows_its_targets_though_redis_lost_them(
+async def test_a_restarted_agent_knows_what_redis_lost(
     server_factory: ServerFactory, prefix: str, tmp_path: Path
 ) -> None:
-    """What is on disk is enough to find the jobs again and to report their true states."""
+    """What is on disk is enough to find the jobs again, to report their true states, and to keep tokens rising."""
     rig = Rig(server_factory().url, prefix, tmp_path)
     try:
-        async with rig.agent():
+        async with rig.agent(ttl_s=0.9):
             await rig.job("a", 600)
             await rig.swap("a", into="b")
+            await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=10**15))
+            await until(lambda: _counter_on_disk(rig, 10**15), "the floor is on disk")
         await rig.driver.client.flushall()
         async with rig.agent():
             assert await rig.member_state("a") == "suspended"
+            assert (await rig.view()).counter >= 10**15
     finally:
         await rig.close()
 
@@ -98,6 +108,18 @@ async def test_a_second_agent_for_the_same_node_is_refused(rig: Rig) -> None:
     with pytest.raises(RefusedError, match=rf"node {rig.node} is served by another agent: process {process.pid} "):
         async with rig.agent(state_dir=str(rig.folder / "elsewhere"), ttl_s=1.5):
             pass
+
+
+async def test_an_agent_whose_node_was_taken_over_stops(rig: Rig) -> None:
+    """It was out of reach for longer than its lease, and another instance serves the node now: it gives way."""
+
+    async def outlive_it() -> None:
+        async with rig.agent(ttl_s=0.9) as running:
+            await rig.driver.client.hset(rig.keys.node_state(rig.node), "instance", "another")
+            await until(running.done, "the agent ends")
+
+    with pytest.raises(RefusedError, match="served by another agent"):
+        await outlive_it()
 
 
 async def test_the_node_of_a_dead_agent_is_taken_over(rig: Rig) -> None:

@@ -64,6 +64,7 @@ async def test_the_same_order_twice_runs_once_and_gets_the_same_answer(rig: Rig)
         swap = await rig.begin_swap("a", into="b")
         command = rig.command(swap, "prepare", "a", into="b")
         first = await rig.order(command)
+        rig.fake.write("a", {**rig.fake.read("a"), "locked": False})  # a second run would lock it again
         await rig.send(command)
         await rig.idle()
         assert rig.fake.calls() == ["prepare a"]
