@@ -13,7 +13,7 @@ from timeslice.locks import scripts
 from timeslice.locks.connection import connect
 from timeslice.locks.keys import GroupKeys, Keys
 from timeslice.locks.scripts import Call, Exited, Granted, Mine, Observed, Promoted, Queued, Request, text
-from timeslice.locks.view import GroupView, parse_group, queue_commands
+from timeslice.locks.view import GroupView, look
 
 T = TypeVar("T")
 
@@ -179,9 +179,8 @@ class Lab:
 
     @property
     def view(self) -> GroupView:
-        with self.redis.pipeline(transaction=True) as pipeline:
-            queue_commands(pipeline, self.group)
-            return parse_group(self.group, pipeline.execute())
+        call = look(self.group)
+        return call.parse(self.send(call))
 
     def number(self, field: str) -> int:
         return self.view.number(field)

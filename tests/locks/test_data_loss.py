@@ -63,7 +63,6 @@ def test_a_holder_puts_its_lease_back(lab: Lab) -> None:
 
 def test_tokens_rise_over_a_lease_put_back_by_one_who_names_no_floor(lab: Lab) -> None:
     """The token itself is the highest number it knows, though it lies ahead of the clock. †"""
-    lab.jump(-3600)
     lab.plant(counter=lab.view.now_ms + 3_600_000)
     token = lab.grant("a1")
     lab.lose_everything()
@@ -102,8 +101,7 @@ def test_an_expired_lease_is_not_put_back(lab: Lab) -> None:
 
 
 def test_waiters_come_back_to_their_places(lab: Lab) -> None:
-    """In whatever order they return; who comes new is behind them, even with the clock behind. †"""
-    lab.jump(-3600)
+    """In whatever order they return; who comes new is behind those who returned, even with the clock behind. †"""
     lab.plant(seq=lab.view.now_ms + 3_600_000)
     token = lab.grant("a1")
     scores = {waiter: lab.queue(waiter).score for waiter in ("b1", "c1", "d1")}
@@ -152,3 +150,16 @@ def test_who_knows_no_more_is_no_witness_of_loss(lab: Lab) -> None:
     lab.release("a1", token)
     assert isinstance(lab.ask("b1", floor=token), Granted)
     assert lab.events("StateLost") == []
+
+
+def test_a_newcomer_that_comes_before_the_waiters_stays_behind_them(lab: Lab) -> None:
+    """The clock is behind all numbers drawn; the floor that comes with the newcomer raises its place too. †"""
+    lab.plant(counter=lab.view.now_ms + 3_600_000, seq=lab.view.now_ms + 3_600_000)
+    lab.grant("a1")
+    score = lab.queue("b1").score
+    lab.release("a1", lab.number("token"))
+    token = lab.number("token") + 5
+    lab.lose_everything()
+    lab.queue("e1", floor=token)
+    lab.queue("b1", score=score, floor=token)
+    assert lab.waiting == ["b1", "e1"]

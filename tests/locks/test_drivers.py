@@ -45,8 +45,8 @@ class AsyncFace:
     """AsyncDriver on a loop of its own."""
 
     def __init__(self, url: str) -> None:
-        self.loop = asyncio.new_event_loop()
         self.driver = AsyncDriver(url)
+        self.loop = asyncio.new_event_loop()
 
     def run(self, call: Call[T], *, deadline_s: float | None = None) -> T:
         return self.loop.run_until_complete(self.driver.run(call, deadline_s=deadline_s))
@@ -276,7 +276,9 @@ def test_what_speaks_no_redis_is_named_as_such(face: Callable[[str], Face], plai
 def test_a_wrong_password_is_an_error_at_once(face: Callable[[str], Face], server_factory: ServerFactory) -> None:
     """It is said without the password."""
     running = server_factory(port=free_port())
-    Lab(running.url).redis.config_set("requirepass", "right")
+    plain = Lab(running.url)
+    plain.redis.config_set("requirepass", "right")
+    plain.redis.close()
     assert running.tcp_url is not None
     driver = face(running.tcp_url.replace("redis://", "redis://:wrong-one@"))
     lab = Lab("redis://:right@" + running.tcp_url.removeprefix("redis://"))

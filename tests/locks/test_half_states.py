@@ -15,7 +15,7 @@ HALF: dict[str, Callable[[Lab], object]] = {
     "a lock without lease": lambda lab: lab.plant(mode="lock", lease_id="x1", job="x", token="5", confirmed="1"),
     "an owner without lock": lambda lab: lab.plant(mode="lock", job="x", host="n9", deadline_ms="99999999999999"),
     "a lease that is no number": lambda lab: lab.plant(mode="lock", lease_id="x1", deadline_ms="soon", lease_ms=""),
-    "numbers that are none": lambda lab: lab.plant(mode="lock", counter="many", clock_ms="noon", seq="", token="nan?"),
+    "numbers that are none": lambda lab: lab.plant(mode="lock", counter="many", clock_ms="noon", token="nan?"),
     "a phase that nobody is in": lambda lab: lab.plant(mode="lock", phase="held", reason="x"),
     "a queue entry without record": lambda lab: lab.redis.zadd(lab.group.queue, {"x1": 5, "x2": 6}),
     "many queue entries without record": lambda lab: lab.redis.zadd(lab.group.queue, {f"x{n}": n for n in range(50)}),

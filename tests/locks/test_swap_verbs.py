@@ -25,6 +25,7 @@ def start_swap(lab: Lab, *nodes: str) -> int:
 
 def test_a_group_has_one_owner(lab: Lab) -> None:
     """Another coordinator is told whose it is and for how long."""
+    lab.join("n1")
     epoch = lab.own("c1")
     assert lab.own("c1") == epoch
     reply = lab.run(scripts.own(lab.group, "c2"))
@@ -35,6 +36,7 @@ def test_a_group_has_one_owner(lab: Lab) -> None:
 
 def test_a_silent_owner_is_followed_by_a_newer_epoch(lab: Lab) -> None:
     """Whoever comes next draws its epoch from the one counter."""
+    lab.join("n1")
     old = lab.own("c1")
     lab.pass_time(11)
     assert lab.own("c2") > old
@@ -43,11 +45,20 @@ def test_a_silent_owner_is_followed_by_a_newer_epoch(lab: Lab) -> None:
 
 def test_an_owner_lets_go_and_only_of_what_is_its_own(lab: Lab) -> None:
     """After disown another takes the group at once; a disown by somebody else does nothing."""
+    lab.join("n1")
     lab.own("c1")
     lab.run(scripts.disown(lab.group, "c2"))
     assert isinstance(lab.run(scripts.own(lab.group, "c2")), OwnedBy)
     lab.run(scripts.disown(lab.group, "c1"))
     assert isinstance(lab.run(scripts.own(lab.group, "c2")), Mine)
+
+
+def test_only_a_served_group_is_owned(lab: Lab) -> None:
+    """A lock needs no coordinator, and a group that is not there is not brought to life by one."""
+    assert lab.run(scripts.own(lab.group, "c1")) == OwnedBy("", 0)
+    assert not lab.view.exists
+    lab.grant("a1")
+    assert lab.run(scripts.own(lab.group, "c1")) == OwnedBy("", 0)
 
 
 def test_a_swap_runs_from_wake_to_grant(lab: Lab) -> None:

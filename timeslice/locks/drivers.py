@@ -16,7 +16,7 @@ from timeslice.locks.connection import connect, connect_async, explain, is_trans
 from timeslice.locks.flows import Entries, Op, Wait
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, text
-from timeslice.locks.view import GroupView, parse_group, queue_commands
+from timeslice.locks.view import GroupView, look
 from timeslice.settings import redact_url
 
 T = TypeVar("T")
@@ -81,13 +81,7 @@ class SyncDriver:
 
     def view(self, group: GroupKeys) -> GroupView:
         """The group as one consistent picture."""
-
-        def attempt() -> Any:
-            with self.client.pipeline(transaction=True) as pipeline:
-                queue_commands(pipeline, group)
-                return pipeline.execute()
-
-        return parse_group(group, self.retry(attempt))
+        return self.run(look(group))
 
     def wait(self, wait: Wait) -> Entries:
         """Block on a stream of one's own for at most ``wait.ms``, over faults of the connection too."""
@@ -174,12 +168,7 @@ class AsyncDriver:
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     async def view(self, group: GroupKeys) -> GroupView:
-        async def attempt() -> Any:
-            async with self.client.pipeline(transaction=True) as pipeline:
-                queue_commands(pipeline, group)
-                return await pipeline.execute()
-
-        return parse_group(group, await self.retry(attempt))
+        return await self.run(look(group))
 
     async def wait(self, wait: Wait) -> Entries:
         until = time.monotonic() + wait.ms / 1000

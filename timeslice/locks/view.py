@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from timeslice.errors import UsageError
 from timeslice.locks.keys import GroupKeys
-from timeslice.locks.scripts import text
+from timeslice.locks.scripts import Call, text
+from timeslice.locks.scripts.base import make_call
 from timeslice.models import GroupConfig
 
 
@@ -138,25 +139,17 @@ def when(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def queue_commands(pipeline: Any, keys: GroupKeys) -> None:
-    """Put the reads of one group into a MULTI pipeline of redis-py, sync or asyncio."""
-    pipeline.time()
-    pipeline.hgetall(keys.state)
-    pipeline.zrange(keys.queue, 0, -1)
-    pipeline.hgetall(keys.waiters)
-    pipeline.zrange(keys.alive, 0, -1, withscores=True)
-    pipeline.hgetall(keys.jobs)
-    pipeline.hgetall(keys.members)
-    pipeline.zrange(keys.nodes, 0, -1, withscores=True)
-    pipeline.hgetall(keys.config)
-    pipeline.hgetall(keys.targets)
+def look(group: GroupKeys) -> Call[GroupView]:
+    """Read the group in one moment. Unlike a MULTI, it is answered by a full server too."""
+    return make_call("look", group, (0,), lambda reply: _parse(group, reply[1:]))
 
 
-def _strings(flat: dict[Any, Any]) -> dict[str, str]:
-    return {text(k): text(v) for k, v in flat.items()}
+def _strings(flat: list[Any]) -> dict[str, str]:
+    """A hash or scored set, which comes as a flat list."""
+    return {text(key): text(value) for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def _nested(flat: dict[Any, Any], depth: int) -> dict[tuple[str, ...], dict[str, str]]:
+def _nested(flat: list[Any], depth: int) -> dict[tuple[str, ...], dict[str, str]]:
     """Fields ``a/b/name`` grouped by their first ``depth`` parts."""
     found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for name, value in _strings(flat).items():
@@ -184,11 +177,10 @@ def parse_config(name: str, flat: dict[str, str]) -> GroupConfig:
         ) from error
 
 
-def parse_group(keys: GroupKeys, replies: list[Any]) -> GroupView:
-    """The picture from the replies to ``queue_commands``."""
-    stamp, state, queue, waiters, alive, jobs, members, nodes, config, targets = replies
+def _parse(keys: GroupKeys, reply: list[Any]) -> GroupView:
+    stamp, state, queue, waiters, alive, jobs, members, nodes, config, targets = reply
     now = int(stamp[0]) * 1000 + int(stamp[1]) // 1000
-    deadlines = {text(member): float(score) for member, score in alive}
+    deadlines = {member: float(score) for member, score in _strings(alive).items()}
     records = _nested(waiters, 1)
     observed = _nested(members, 2)
     changed_ms = _int(_strings(state), "changed_ms")
@@ -200,8 +192,8 @@ def parse_group(keys: GroupKeys, replies: list[Any]) -> GroupView:
         jobs={job: _job(job, record, now) for (job,), record in _nested(jobs, 1).items()},
         members=tuple(_member(node, job, record) for (node, job), record in sorted(observed.items()) if job != "@"),
         nodes={
-            text(node): _node(text(node), float(score), observed.get((text(node), "@"), {}), now)
-            for node, score in nodes
+            node: _node(node, float(score), observed.get((node, "@"), {}), now)
+            for node, score in _strings(nodes).items()
         },
         config=parse_config(keys.name, _strings(config)),
         targets=_strings(targets),

@@ -78,7 +78,9 @@ local function rebase()
   local back, late = now < S.clock_ms, false
   local function again(deadline, term)
     late = late or deadline < now
-    if back or deadline - term >= S.rebased_ms then
+    if back then
+      return now + term -- no silence looks like this
+    elseif deadline - term >= S.rebased_ms then
       return now + term - 1 -- one less than a sign of life at this moment would give
     end
     return deadline
@@ -107,7 +109,7 @@ local function rebase()
     set('quiet_until_ms', now + LEASE_MS)
   end
   set('changed_ms', math.min(S.changed_ms, now)) -- from the future it would undo every deferral at once
-  set('rebased_ms', now)
+  set('rebased_ms', back and math.min(S.rebased_ms, now) or now)
   if back or late then
     emit('ClockStepped', 'from_ms', digits(S.clock_ms)) -- mere silence is not worth a word
   end
@@ -156,6 +158,7 @@ local function settle_clock()
   if floor > S.counter then
     -- The caller knows more than the server: data was lost. Nobody is granted while the others come back.
     set('counter', floor)
+    set('seq', math.max(S.seq, floor))
     set('quiet_until_ms', now + math.min(math.max(S.lease_ms, LEASE_MS), MAX_PAUSE_MS))
     emit('StateLost', 'floor', digits(floor))
   end
