@@ -20,7 +20,7 @@ from timeslice.agent.state import Answer, Ledger, Seen, Undo
 from timeslice.errors import BackendError, FaultKind, RedisUnreachableError, StaleCommandError
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Call
-from timeslice.models import Command
+from timeslice.models import Command, Residency
 
 log = logging.getLogger("timeslice.agent")
 
@@ -88,7 +88,8 @@ class Executor:
         deadline = Deadline(left_ms / 1000)  # counts from accepted, on our own clock
         scope.raise_floor(command.swap)
         await self._tidy(command.swap)
-        await scope.refresh()
+        if command.step == "prepare":
+            await scope.refresh()  # who has held until now registered before it held
         answer = await self._carry_out(command, deadline)
         metrics.COMMANDS.labels(scope.name, command.step, answer.outcome).inc()
         await scope.journal.update_anyway(lambda ledger: self._written(state.finished(ledger, command, answer)))
@@ -175,6 +176,10 @@ class Executor:
         if not current:
             log.warning("group %s: the answer to order %s came too late", scope.name, command.id)
             scope.wake.set()  # nothing was noted: the next look reports what is there
+            return
+        for job in answer.seen:
+            if job.state == Residency.GONE:
+                scope.registry.forget(job.job)  # the group has heard of it
 
     async def _insist(self, call: Call[Any]) -> Any:
         """Send a call until it is answered, however long the server is away: the answer is all that is left to do."""
