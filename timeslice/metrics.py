@@ -14,7 +14,6 @@ SWAPS = Counter("timeslice_swaps", "Swaps that ended, by outcome (done, deferred
 SWAP_SECONDS = Histogram(
     "timeslice_swap_seconds", "From the start of a swap to its grant.", ["group"], buckets=_SECONDS
 )
-RECLAIMS = Counter("timeslice_reclaims", "Leases taken back from holders that vanished.", ["group"])
 BLOCKED = Gauge("timeslice_group_blocked", "1 while the group is blocked.", ["group"])
 WAITERS = Gauge("timeslice_waiters", "Requests in the queue.", ["group"])
 GROUPS_OWNED = Gauge("timeslice_groups_owned", "Groups that this coordinator drives.")

@@ -113,7 +113,8 @@ class World:
         return granted
 
     def serve(self, group: str, node: str = NODE, *, ttl_ms: int = 60_000) -> None:
-        self.driver.run(scripts.heartbeat(self.index(group), node, ttl_ms))
+        pulse = self.driver.run(scripts.heartbeat(self.index(group), node, ttl_ms))
+        self.driver.run(scripts.report(self.index(group), node, pulse.counter, []))  # its devices are empty
         self.driver.client.sadd(self.keys.nodes, node)
 
     def swap(self, group: str, out: str, into: str) -> int:

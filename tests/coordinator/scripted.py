@@ -51,7 +51,8 @@ class ScriptedAgent:
         self._task: asyncio.Task[None] | None = None
 
     async def join(self, ttl_ms: int = 60_000) -> ScriptedAgent:
-        await self.world.run(scripts.heartbeat(self.world.group, self.node, ttl_ms))
+        pulse = await self.world.run(scripts.heartbeat(self.world.group, self.node, ttl_ms))
+        await self.world.run(scripts.report(self.world.group, self.node, pulse.counter, []))  # its devices are empty
         self.start()
         return self
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from prometheus_client import REGISTRY
+
 from tests.coordinator.scripted import World
 
 
@@ -122,3 +124,23 @@ async def test_the_plan_is_stored_before_any_order_goes_out(world: World) -> Non
     view = await world.until(lambda view: view.state.get("swap_step") == "prepare", "planned")
     assert view.state["plan"] == '{"out":["a"],"into":null,"nodes":["n1"]}'
     waiting.cancel()
+
+
+async def test_metrics_count_the_swap_and_its_seconds(world: World) -> None:
+    """An operator who scrapes the coordinator sees each swap that went well, how long it took, and who waits."""
+
+    def value(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, {"group": world.group.name, **labels}) or 0.0
+
+    done, timed = value("timeslice_swaps_total", outcome="done"), value("timeslice_swap_seconds_count")
+    await world.open("n1")
+    await world.load("a")
+    gate = world.agents["n1"].gates["commit"] = asyncio.Event()
+    await world.coordinate()
+    waiting = world.ask("b")
+    await world.until(lambda view: view.nodes["n1"].step == "begun commit", "n1 moves")
+    assert value("timeslice_waiters") == 1
+    gate.set()
+    await waiting
+    await world.until(lambda _: value("timeslice_swaps_total", outcome="done") == done + 1, "the swap is counted")
+    assert value("timeslice_swap_seconds_count") == timed + 1

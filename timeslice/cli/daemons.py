@@ -32,6 +32,13 @@ def _log_options(command: F) -> F:
     return level(command)
 
 
+def _metrics_option(command: F) -> F:
+    port = click.option(
+        "--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics there."
+    )
+    return port(command)
+
+
 def run_daemon(name: str, daemon: Daemon) -> None:
     """Run until SIGINT or SIGTERM. The second of them does not wait for a clean end."""
 
@@ -59,9 +66,10 @@ Examples:
   timeslice coordinator --name coordinator-1 --log-json"""
 )
 @click.option("--name", metavar="NAME", help="Of this coordinator. Default: node, process id and random digits.")
+@_metrics_option
 @_log_options
 @click.pass_obj
-def coordinator(session: Session, name: str | None, log_level: str, log_json: bool) -> None:
+def coordinator(session: Session, name: str | None, metrics_port: int | None, log_level: str, log_json: bool) -> None:
     """Run a coordinator, which drives the swaps of the groups it owns.
 
     Several may run: each owns its share of the groups, and the others take over within ten seconds when one ends.
@@ -70,7 +78,7 @@ def coordinator(session: Session, name: str | None, log_level: str, log_json: bo
 
     logs.set_up(as_json=log_json, level=log_level)
     chosen = check_name("coordinator", name) if name else unique_name()
-    options = CoordinatorOptions(url=session.url, prefix=session.prefix, name=chosen)
+    options = CoordinatorOptions(url=session.url, prefix=session.prefix, name=chosen, metrics_port=metrics_port)
     logger.info("coordinator %s: talking to %s", chosen, redact_url(session.url))
     run_daemon(f"coordinator {chosen}", lambda ready, stop: run_coordinator(options, ready=ready, stop=stop))
 
@@ -131,7 +139,7 @@ Examples:
 @click.option(
     "--host-budget", type=parse_size, metavar="SIZE", help="Host memory for suspended jobs. Default: what is free."
 )
-@click.option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics there.")
+@_metrics_option
 @click.option("--leave", is_flag=True, help="When stopped, take the node out of its groups.")
 @_log_options
 @click.pass_obj

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from timeslice import metrics
 from timeslice.coordinator import swap
 from timeslice.errors import RedisUnreachableError, StaleCommandError
 from timeslice.locks import flows, scripts
@@ -72,6 +73,8 @@ class GroupActor:
             view = await self._driver.view(self._group)
             self.floor = max(self.floor, view.counter)
             self.busy = view.swap != 0
+            metrics.WAITERS.labels(self.name).set(len(view.queue))
+            metrics.BLOCKED.labels(self.name).set(view.phase == "blocked")
             if view.mode != "served":
                 log.info("group %s: no served group any more", self.name)
                 return
@@ -234,6 +237,8 @@ class GroupActor:
         reply = await self._driver.run(scripts.promote(self._group, view.swap, self._epoch, how, floor=self.floor))
         if isinstance(reply, scripts.Promoted):
             self.busy = False
+            metrics.SWAPS.labels(self.name, "done").inc()
+            metrics.SWAP_SECONDS.labels(self.name).observe((view.now_ms - view.number("swap_since_ms")) / 1000)
             self._refusals.pop(view.state.get("swap_waiter", ""), None)
             log.info("group %s: swap %d for job %s done (%s)", self.name, view.swap, job or "(none)", how)
         elif reply.job:  # it came on the device behind the plan's back
@@ -247,6 +252,7 @@ class GroupActor:
         if await self._driver.run(call) is not None:
             return  # a node began behind our back: its report wakes us
         self.busy = False
+        metrics.SWAPS.labels(self.name, "deferred").inc()
         log.warning("group %s: swap %d for job %s not done: %s", self.name, view.swap, job or "(none)", reason)
         if reason == "silent":
             return

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from timeslice import metrics
 from timeslice.coordinator.group import GroupActor
 from timeslice.errors import InvalidNameError, RedisUnreachableError
 from timeslice.locks import scripts
@@ -42,6 +43,7 @@ class CoordinatorOptions:
     url: str
     prefix: str = "ts"
     name: str = field(default_factory=unique_name)
+    metrics_port: int | None = None
     lease_ms: int = 10_000  # of ownership and registration; renewed every third
 
 
@@ -57,6 +59,8 @@ async def run_coordinator(
     try:
         await verify_async(coordinator.driver)
         await coordinator.scan()
+        if options.metrics_port:
+            metrics.serve(options.metrics_port)
         if ready:
             ready()
         await coordinator.serve(stop)
@@ -125,6 +129,7 @@ class Coordinator:
             free = not owner or owner == self.options.name or deadline_ms < now_ms
             if free and name not in self._actors and len(self._actors) < share and name not in idle:
                 self._start(name)
+        metrics.GROUPS_OWNED.set(len(self._actors))
 
     async def _look(self) -> tuple[int, int, dict[str, tuple[str, int]]]:
         """The server's time, how many coordinators live, and of each served group the owner and its deadline."""
