@@ -107,7 +107,8 @@ def test_a_saved_state_survives_the_agent_s_restart(lab: Lab) -> None:
     lab.run(scripts.leave(lab.group, "n1"))
     lab.beat("n1")
     assert isinstance(lab.ask("a1", served=True), Queued)
-    assert lab.swap
+    lab.report("n1")
+    assert lab.view.state["swap_waiter"] == "a1"
 
 
 def test_an_operator_who_forgets_a_node_forgets_what_was_on_it(lab: Lab) -> None:
@@ -132,6 +133,21 @@ def test_a_node_is_asked_for_its_report_until_it_has_given_one(lab: Lab) -> None
     lab.report("n1")
     assert lab.holder == "a1"
     assert lab.run(scripts.heartbeat(lab.group, "n1", 15_000)).known is True
+
+
+def test_nobody_is_granted_before_every_node_has_told_what_is_on_it(lab: Lab) -> None:
+    """Not by its own acquire either, be its state resident or never loaded; the reason names the node. Promise 2."""
+    lab.join("n1")
+    lab.release("a1", lab.grant("a1", served=True))
+    lab.beat("n2")
+    for waiter in ("a2", "b1"):
+        reply = lab.queue(waiter, served=True)
+        assert (reply.phase, reply.reason) == (
+            "blocked",
+            "node n2 joined and has not yet told what is on its devices",
+        )
+    lab.report("n2", Observed("c", "resident"))
+    assert lab.view.state["swap_waiter"] == "a2"
 
 
 def test_names_of_nodes_that_have_not_reported_are_not_mixed_up(lab: Lab) -> None:

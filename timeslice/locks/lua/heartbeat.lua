@@ -30,9 +30,6 @@ if vouched ~= '' and S.lease_id == vouched and S.confirmed == '1' and S.host == 
   set('deadline_ms', math.max(S.deadline_ms, now + S.lease_ms))
 end
 reap()
-local known = not is_unheard(node)
-if known then
-  advance() -- who has just joined first reports what is on its devices, and that advances
-end
+advance()
 save()
-return { 'ok', S.counter, S.lease_id, S.job, S.host, S.pid, S.start, S.token, S.swap_id, known and 1 or 0 }
+return { 'ok', S.counter, S.lease_id, S.job, S.host, S.pid, S.start, S.token, S.swap_id, is_unheard(node) and 0 or 1 }

@@ -13,6 +13,9 @@ local function decide(job)
   if S.mode ~= 'served' then
     return 'blocked', NO_AGENT
   end
+  if S.unheard ~= '' then
+    return 'blocked', 'node ' .. string.match(S.unheard, '%S+') .. ' joined and has not yet told what is on its devices'
+  end
   residency_now = residency_now or residency_of_jobs()
   local crowded = S.evict ~= ''
   for other, where in pairs(residency_now) do

@@ -1,0 +1,308 @@
+"""Random histories of a served group: whatever is late, doubled, refused or dead, no body ever starts beside another
+job's state or without its own, tokens rise, and in the end everybody who lives has had a turn."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from tests.conftest import valkey_binary
+from tests.locks.swap_world import Agent, World
+from tests.locks.test_lock_machine import FAST
+from timeslice.embedded import EmbeddedServer
+from timeslice.locks import scripts
+from timeslice.locks.scripts import Ended, Exited, Granted, Queued, Renewed
+
+NODES, JOBS = ("n1", "n2"), ("a", "b", "c")
+LOADS = {"a": ("n1", "n2"), "b": ("n1",), "c": ("n2",)}  # where a job's body puts its state
+
+
+@dataclass
+class Client:
+    name: str
+    job: str
+    pid: int
+    score: str = ""
+    token: int = 0
+    inside: bool = False
+    over: bool = False
+    dead: bool = False
+
+
+class SwapMachine(RuleBasedStateMachine):
+    url: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(self.url, NODES)
+        self.lab = self.world.lab
+        self.clients: list[Client] = []
+        self.floor = 0
+        self.highest = 0
+        self.began = time.monotonic()
+        for agent in self.world.agents.values():
+            self.world.beat(agent)
+
+    def teardown(self) -> None:
+        if self.fresh:
+            self.drain()
+        self.lab.lose_everything()
+        self.lab.redis.close()
+
+    @property
+    def fresh(self) -> bool:
+        return time.monotonic() - self.began < 3.0
+
+    def living(self) -> list[Client]:
+        return [client for client in self.clients if not client.over and not client.dead]
+
+    def pick(self, n: int) -> Client | None:
+        living = self.living()
+        return living[n % len(living)] if living else None
+
+    def agent(self, n: int) -> Agent:
+        return self.world.agents[NODES[n % len(NODES)]]
+
+    # clients
+
+    @precondition(lambda self: len(self.living()) < 6 and self.fresh)
+    @rule(job=st.sampled_from(JOBS))
+    def arrive(self, job: str) -> None:
+        client = Client(f"w{len(self.clients)}", job, len(self.clients) + 10)
+        self.clients.append(client)
+        self.ask(client)
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 5))
+    def refresh(self, n: int) -> None:
+        client = self.pick(n)
+        if client and not client.inside:
+            self.ask(client)
+
+    def ask(self, client: Client) -> None:
+        reply = self.lab.ask(
+            client.name,
+            client.job,
+            served=True,
+            pid=client.pid,
+            host=LOADS[client.job][0],
+            score=client.score,
+            floor=self.floor,
+        )
+        if isinstance(reply, Ended):
+            client.over = True
+            return
+        self.floor = max(self.floor, reply.counter)
+        if isinstance(reply, Queued):
+            client.score = reply.score
+        else:
+            assert isinstance(reply, Granted)
+            self.enter(client, reply.token)
+
+    @precondition(lambda self: self.fresh)
+    @rule()
+    def confirm(self) -> None:
+        holder = next((client for client in self.living() if client.name == self.lab.holder), None)
+        if holder and not holder.inside:
+            token = self.lab.number("token")
+            if isinstance(self.renew(holder, token), Renewed):
+                self.enter(holder, token)
+
+    def renew(self, client: Client, token: int) -> object:
+        return self.lab.renew(
+            client.name,
+            token,
+            client.job,
+            served=True,
+            pid=client.pid,
+            host=LOADS[client.job][0],
+            floor=self.floor,
+        )
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 5))
+    def keep(self, n: int) -> None:
+        client = self.pick(n)
+        if client and client.inside and not isinstance(self.renew(client, client.token), Renewed):
+            client.inside, client.over = False, True
+
+    def enter(self, client: Client, token: int) -> None:
+        """The body starts: this is what all is for."""
+        if client.inside:
+            return
+        assert token > self.highest, f"token {token} after {self.highest}"
+        self.highest = token
+        for agent in self.world.agents.values():
+            assert not agent.device - {client.job}, f"{client.job} enters beside {agent}: {self.world.why()}"
+            assert client.job not in agent.saved, f"{client.job} enters without its state on {agent}"
+        for other in self.clients:
+            if other.inside and other is not client:
+                assert self.lab.holder == client.name
+                other.inside, other.over = False, True  # its lease ran out; it will be told
+        client.inside, client.token = True, token
+        for node in LOADS[client.job]:
+            self.world.agents[node].device.add(client.job)
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 5))
+    def leave(self, n: int) -> None:
+        client = self.pick(n)
+        if client and client.inside:
+            self.lab.release(client.name, client.token)
+            client.inside, client.over = False, True
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 5))
+    def cancel(self, n: int) -> None:
+        client = self.pick(n)
+        if client and not client.inside:
+            self.lab.cancel(client.name)
+            client.over = True
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 5), seen=st.booleans())
+    def die(self, n: int, seen: bool) -> None:
+        """A process ends; its job's state goes with it, and perhaps an agent sees it at once."""
+        client = self.pick(n)
+        if client is None:
+            return
+        client.dead = True
+        holds, client.inside = client.inside, False
+        if holds:
+            for agent in self.world.agents.values():
+                agent.device.discard(client.job)
+                agent.saved.discard(client.job)
+        agent = self.world.agents[LOADS[client.job][0]]
+        if seen and agent.up and agent.current is None:
+            gone = [scripts.Observed(client.job, agent.state(client.job).replace("absent", "gone"))] if holds else []
+            ended = [Exited(client.job, client.pid, 1)]
+            self.world.tell(scripts.report(self.lab.group, agent.node, agent.floor, gone, ended, floor=agent.floor))
+
+    # agents and coordinators
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 1))
+    def take_order(self, n: int) -> None:
+        if self.agent(n).up:
+            self.world.begin(self.agent(n))
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 1), fault=st.sampled_from(["", "", "", "busy"]))
+    def finish_order(self, n: int, fault: str) -> None:
+        if self.agent(n).up:
+            self.world.finish(self.agent(n), fault)
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 1))
+    def look(self, n: int) -> None:
+        """What it sees now it may report much later."""
+        if self.agent(n).up and self.agent(n).current is None:
+            self.world.look(self.agent(n))
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 1))
+    def report(self, n: int) -> None:
+        if self.agent(n).up:
+            self.world.report(self.agent(n))
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 1), leaves=st.booleans())
+    def agent_goes(self, n: int, leaves: bool) -> None:
+        """It crashes, or is stopped cleanly; what it had accepted it finishes when it is back."""
+        agent = self.agent(n)
+        if agent.up:
+            agent.up = False
+            if leaves and agent.current is None:
+                self.lab.run(scripts.leave(self.lab.group, agent.node))
+
+    @precondition(lambda self: self.fresh)
+    @rule(n=st.integers(0, 1))
+    def agent_returns(self, n: int) -> None:
+        agent = self.agent(n)
+        if not agent.up:
+            agent.up = True
+            self.world.beat(agent)
+
+    @precondition(lambda self: self.fresh)
+    @rule(name=st.sampled_from(["c1", "c1", "c1", "c2"]), times=st.integers(1, 4))
+    def coordinate(self, name: str, times: int) -> None:
+        for _ in range(times):
+            self.world.drive(name)
+
+    @precondition(lambda self: self.world.sent and self.fresh)
+    @rule(n=st.integers(0, 1000))
+    def an_old_message_arrives_again(self, n: int) -> None:
+        """Any accepted, ack or report that was ever sent, the last ones more often."""
+        sent = self.world.sent
+        call = sent[-1 - n % min(len(sent), 8 if n % 2 else 1000)]
+        self.lab.send(call)
+
+    # time
+
+    @precondition(lambda self: self.fresh)
+    @rule(seconds=st.sampled_from([1, 4, 8]))
+    def time_passes(self, seconds: int) -> None:
+        self.lab.pass_time(seconds)
+        for agent in self.world.agents.values():
+            if agent.up:
+                self.world.beat(agent)
+
+    @precondition(lambda self: self.fresh)
+    @rule(seconds=st.sampled_from([30, -30]))
+    def clock_jumps(self, seconds: int) -> None:
+        self.lab.jump(seconds)
+
+    # the end
+
+    def drain(self) -> None:
+        """Everybody behaves; all that live get their turn, and no swap is left."""
+        agents = list(self.world.agents.values())
+        for agent in agents:
+            agent.up = True
+        for _ in range(150):
+            if not self.living() and not self.lab.swap:
+                break
+            self.lab.pass_time(4)
+            for agent in agents:
+                self.world.beat(agent)
+            for client in self.living():
+                if client.inside:
+                    self.lab.release(client.name, client.token)
+                    client.inside, client.over = False, True
+                else:
+                    self.ask(client)
+            for _ in range(6):
+                self.world.drive("c1")
+                for agent in agents:
+                    self.world.begin(agent)
+                    self.world.finish(agent)
+        for _ in range(5):
+            self.lab.pass_time(4)
+            self.world.beat(agents[0])
+        assert self.living() == [], self.world.why()
+        assert self.lab.swap == 0, self.world.why()
+        assert self.lab.redis.hlen(self.lab.group.waiters) == 0
+
+
+def test_random_swaps_keep_the_device_safe(server: EmbeddedServer) -> None:
+    """Agents, coordinators and clients come and go; old messages return; bodies never share the device."""
+    SwapMachine.url = server.url
+    run_state_machine_as_test(SwapMachine, settings=settings(FAST, max_examples=120, stateful_step_count=50))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("binary", ["valkey", "redis7"])
+def test_many_more_random_swaps_keep_the_device_safe(binary: str, request: pytest.FixtureRequest) -> None:
+    """As above, other and longer ones each time, on both servers."""
+    path = valkey_binary() if binary == "valkey" else request.getfixturevalue("needs_tool")("redis-server")
+    long = settings(FAST, max_examples=300, stateful_step_count=80, derandomize=False)
+    with EmbeddedServer(binary=path) as running:
+        SwapMachine.url = running.url
+        run_state_machine_as_test(SwapMachine, settings=long)
