@@ -84,7 +84,7 @@ class _Other(AbstractContextManager["_Other"]):
         self.process.start()
         self.blocked = blocked
 
-    def handoff(self, prepare: Callable[[], Callable[[], None]]) -> float:
+    def handoff(self, prepare: Callable[[], Callable[[], object]]) -> float:
         """Seconds from giving up here to being inside there."""
         give_up = prepare()
         self.pipe.send(True)
@@ -132,14 +132,14 @@ def measure() -> Figures:
         handoff_keys = Keys().group("handoff")
         ours_alone, theirs_alone = rounds(lambda: _alone_ours(client), lambda: _alone_theirs(server))
 
-        def hold() -> Callable[[], None]:
+        def hold() -> Callable[[], object]:
             lease = client.acquire("handoff", lock_only=True, timeout=30)
             return lambda: client.yield_(lease)
 
-        def stream() -> Callable[[], None]:
+        def stream() -> Callable[[], object]:
             return lambda: server.xadd("bench-stream", {"a": "b"}, maxlen=10)
 
-        def lock() -> Callable[[], None]:
+        def lock() -> Callable[[], object]:
             held = server.lock("handoff-lock", timeout=30)
             held.acquire()
             return held.release

@@ -52,7 +52,8 @@ class SyncDriver:
     def __init__(self, url: str) -> None:
         self.url = url
         self.client = connect(url)
-        self._idle: list[redis.Redis] = []  # connections for waits, kept for the next one
+        self._ready: list[Any] = []  # connections for calls, kept for the next one
+        self._idle: list[redis.Redis] = []  # connections for waits, likewise
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -61,11 +62,35 @@ class SyncDriver:
 
         def attempt() -> Any:
             try:
-                return self.client.execute_command(*_command(call, whole=False))  # type: ignore[no-untyped-call]
+                return self._ask(_command(call, whole=False))
             except redis.exceptions.NoScriptError:
-                return self.client.execute_command(*_command(call, whole=True))  # type: ignore[no-untyped-call]
+                return self._ask(_command(call, whole=True))
 
         return call.parse(self.retry(attempt, deadline_s=call.deadline_s if deadline_s is None else deadline_s))
+
+    def _ask(self, command: list[Any]) -> Any:
+        """One question, one answer, on a connection that nobody else uses meanwhile.
+
+        redis-py's pool and its bookkeeping would cost a hold that is alone a third of its time.
+        """
+        self._notice_fork()
+        try:
+            connection = self._ready.pop()
+        except IndexError:
+            connection = self.client.connection_pool.make_connection()
+        try:
+            connection.send_command(*command, check_health=False)
+            answer = connection.read_response()
+        except BaseException as error:
+            # After an error that the server sent, the connection is still good.
+            if isinstance(error, redis.exceptions.NoScriptError):
+                self._ready.append(connection)
+            else:
+                connection.disconnect()
+                self._drop_idle()  # they met the same fate, or lead to a server that is no master any more
+            raise
+        self._ready.append(connection)
+        return answer
 
     def retry(self, attempt: Callable[[], T], *, deadline_s: float = CALL_DEADLINE_S) -> T:
         """Repeat ``attempt`` over transient faults, with a growing pause, until the deadline."""
@@ -118,20 +143,27 @@ class SyncDriver:
             return result
 
     def _take(self) -> redis.Redis:
+        self._notice_fork()
         with self._lock:
-            if self._pid != os.getpid():
-                # After a fork the sockets are the parent's: leave them alone, neither used nor shut.
-                self._idle, self._pid = [], os.getpid()
             if self._idle:
                 return self._idle.pop()
         return connect(self.url, block_s=LONGEST_BLOCK_S, single=True)
 
+    def _notice_fork(self) -> None:
+        """After a fork the sockets are the parent's: leave them alone, neither used nor shut."""
+        if self._pid != os.getpid():
+            self._lock = threading.Lock()
+            self._idle, self._ready, self._pid = [], [], os.getpid()
+
     def _drop_idle(self) -> None:
+        self._notice_fork()
         with self._lock:
             idle, self._idle = self._idle, []
-        if self._pid == os.getpid():
-            for client in idle:
-                client.close()
+            ready, self._ready = self._ready, []
+        for client in idle:
+            client.close()
+        for connection in ready:
+            connection.disconnect()
 
     def close(self) -> None:
         self._drop_idle()
