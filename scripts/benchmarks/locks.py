@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 import timeslice
-from benchmarks.tools import Figures, rounds
+from benchmarks.tools import Figures, free_port, rounds, tcp_url
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
@@ -125,8 +125,8 @@ def _script_times(url: str) -> dict[str, float]:
 
 
 def measure() -> Figures:
-    with EmbeddedServer() as embedded:
-        url = embedded.url
+    with EmbeddedServer(port=free_port()) as embedded:
+        url = tcp_url(embedded)
         server = redis.Redis.from_url(url)
         client = timeslice.Client(url, job="here")
         handoff_keys = Keys().group("handoff")
@@ -139,7 +139,7 @@ def measure() -> Figures:
         def stream() -> Callable[[], object]:
             return lambda: server.xadd("bench-stream", {"a": "b"}, maxlen=10)
 
-        def lock() -> Callable[[], object]:
+        def lock() -> Any:
             held = server.lock("handoff-lock", timeout=30)
             held.acquire()
             return held.release

@@ -8,7 +8,7 @@ import time
 from multiprocessing.connection import Connection
 
 import timeslice
-from benchmarks.tools import Figures, percentile
+from benchmarks.tools import Figures, free_port, percentile, tcp_url
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
@@ -38,12 +38,12 @@ def _waiters(url: str, pipe: Connection) -> None:
 
 
 def measure() -> Figures:
-    with EmbeddedServer() as embedded, timeslice.Client(embedded.url, job="holder") as client:
+    with EmbeddedServer(port=free_port()) as embedded, timeslice.Client(tcp_url(embedded), job="holder") as client:
         leases = [client.acquire(name, lock_only=True, lease=300) for name in _names()]
         mine, theirs = mp.Pipe()
-        process = mp.get_context("spawn").Process(target=_waiters, args=(embedded.url, theirs), daemon=True)
+        process = mp.get_context("spawn").Process(target=_waiters, args=(tcp_url(embedded), theirs), daemon=True)
         process.start()
-        driver = SyncDriver(embedded.url)
+        driver = SyncDriver(tcp_url(embedded))
         until = time.monotonic() + 120
         for name in _names():
             while driver.client.zcard(Keys().group(name).queue) == 0:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from timeslice.embedded import EmbeddedServer
+
 ROUNDS = 7
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on: shared Redis is spoken to over TCP, so that is what is measured."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass
@@ -16,6 +27,12 @@ class Figures:
     ratios: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     aims: dict[str, str] = field(default_factory=dict)
+
+
+def tcp_url(server: EmbeddedServer) -> str:
+    url = server.tcp_url
+    assert url
+    return url
 
 
 def rounds(*measures: Callable[[], list[float]]) -> list[float]:

@@ -70,7 +70,10 @@ class Journal:
             if changed != self.ledger:
                 durable = (changed.fence, changed.floor) != (self.ledger.fence, self.ledger.floor)
                 data = changed.model_dump_json().encode()
-                await asyncio.to_thread(write_whole, self._path, data, durable=durable)
+                if durable:
+                    await asyncio.to_thread(write_whole, self._path, data)
+                else:
+                    write_whole(self._path, data, durable=False)  # to the page cache: a thread would take longer
                 self.ledger = changed
 
     async def update_anyway(self, change: Callable[[Ledger], Ledger]) -> None:
