@@ -1,16 +1,21 @@
-"""Writes docs/reference/cli.md from the commands' own help. ``--check`` only says whether it is stale."""
+"""Writes docs/reference/cli.md from the commands' own help, and python.md from the public docstrings.
+
+``--check`` only says whether they are stale.
+"""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
+import timeslice
 from timeslice.cli.main import main
 
-PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 HEAD = """\
 # The command `timeslice`
 
@@ -40,13 +45,83 @@ def render() -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+PYTHON_HEAD = """\
+# The Python package `timeslice`
+
+<!-- Written by scripts/docs from the docstrings. Change them there. -->
+
+Everything here is imported from `timeslice` itself; what is not here may change without notice.
+Times are seconds.
+"""
+
+
+# Methods that the client's own modules call on each other, and classes that users are handed, never make.
+INTERNAL = {
+    *("abandon", "orders", "begin_yield", "end_yield", "note_clock", "note_renewal", "renewal", "yield_call"),
+    *("yield_later", "yield_name", "inherited", "raise_floor"),
+}
+HANDED = {"AsyncLease", "Lease", "Workload"}
+
+
+def signature_of(thing: object) -> str:
+    """The call as one line, without the types of what comes back in annotations' quotes."""
+    try:
+        return str(inspect.signature(thing)).replace("'", "")  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+
+
+def members_of(kind: type) -> Iterator[tuple[str, object]]:
+    """Public methods and properties with a docstring, those of its own bases in this package included."""
+    for name, member in inspect.getmembers(kind):
+        home = next((base for base in kind.__mro__ if name in vars(base)), object)
+        documented = inspect.isfunction(member) or isinstance(member, property)
+        if (
+            not name.startswith("_")
+            and name not in INTERNAL
+            and documented
+            and home.__module__.startswith("timeslice")
+            and member.__doc__
+        ):
+            yield name, member
+
+
+def render_python() -> str:
+    """The page."""
+    parts = [PYTHON_HEAD]
+    for name in sorted(timeslice.__all__, key=str.lower):
+        thing = getattr(timeslice, name)
+        if name.startswith("__"):
+            continue
+        is_error = inspect.isclass(thing) and issubclass(thing, Exception)
+        heading = f"## {name}\n\n"
+        if not is_error and name not in HANDED:
+            heading += f"```text\n{name}{signature_of(thing)}\n```\n\n"
+        parts.append(heading + (inspect.getdoc(thing) or "").strip() + "\n")
+        if inspect.isclass(thing) and not is_error:
+            for member_name, member in members_of(thing):
+                call = (
+                    ""
+                    if isinstance(member, property)
+                    else signature_of(member).replace("(self, ", "(").replace("(self)", "()")
+                )
+                parts.append(
+                    f"### {name}.{member_name}\n\n```text\n{member_name}{call}\n```\n\n{inspect.getdoc(member)}\n"
+                )
+    return "\n".join(parts)
+
+
+PAGES = {"cli.md": render, "python.md": render_python}
+
+
 if __name__ == "__main__":
-    page = render()
-    if sys.argv[1:] == ["--check"]:
-        if not PAGE.exists() or PAGE.read_text() != page:
-            sys.exit(f"{PAGE} is stale; run: ./scripts/docs")
-    elif sys.argv[1:]:
+    if sys.argv[1:] not in ([], ["--check"]):
         sys.exit("usage: scripts/docs [--check]")
-    else:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(page)
+    for file, make in PAGES.items():
+        target, page = REFERENCE / file, make()
+        if sys.argv[1:]:
+            if not target.exists() or target.read_text() != page:
+                sys.exit(f"{target} is stale; run: ./scripts/docs")
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(page)
