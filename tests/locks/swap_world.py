@@ -5,6 +5,7 @@ What is on the devices is known here and nowhere else; parties tell the scripts 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +43,8 @@ class Agent:
     swap: int = 0
     floor: int = 0
     up: bool = True
-    looked: Call[Any] | None = None  # a report that is still under way
+    looked: Call[Any] | None = field(default=None, repr=False)  # a report that is still under way
+    suspended: Counter[str] = field(default_factory=Counter)  # how often a job's state was moved out
     known: tuple[str, ...] = ()  # jobs it has ever seen
 
     def state(self, job: str) -> str:
@@ -53,6 +55,7 @@ class Agent:
 
     def move(self, job: str, where: str) -> None:
         self.moved.setdefault(job, self.state(job))
+        self.suspended[job] += where == "suspended"
         for place, name in ((self.device, "resident"), (self.saved, "suspended")):
             place.add(job) if name == where else place.discard(job)
 

@@ -87,28 +87,24 @@ def test_a_silent_agent_blocks_first_loads_until_it_returns(lab: Lab) -> None:
     assert lab.holder == "a1"
 
 
-def test_an_agent_that_leaves_takes_no_state_with_it(lab: Lab) -> None:
-    """It is restarted: job a is on the device all the while, and b is not let in beside it."""
-    lab.join("n1")
+def test_an_agent_that_leaves_state_behind_stays_a_member(lab: Lab) -> None:
+    """Job a is on its device: nobody else can vouch for that, so the group waits for the agent's return."""
+    lab.join("n1", "n2")
     lab.release("a1", lab.grant("a1", served=True))
-    lab.run(scripts.leave(lab.group, "n1"))
-    lab.queue("b1", served=True)
+    assert lab.run(scripts.leave(lab.group, "n1")) is False
+    lab.report("n2", Observed("a", "absent"))
+    assert "node n1 unreachable since" in lab.queue("b1", served=True).reason
     lab.beat("n1")
-    assert lab.holder == ""
-    lab.report("n1", Observed("a", "resident", 0, 100))
     assert lab.holder == ""
     assert lab.view.state["swap_waiter"] == "b1"
 
 
-def test_a_saved_state_survives_the_agent_s_restart(lab: Lab) -> None:
-    """Between leave and report, job a is not granted as if it had never saved anything."""
-    lab.join("n1")
-    lab.report("n1", Observed("a", "suspended", 100))
-    lab.run(scripts.leave(lab.group, "n1"))
-    lab.beat("n1")
-    assert isinstance(lab.ask("a1", served=True), Queued)
-    lab.report("n1")
-    assert lab.view.state["swap_waiter"] == "a1"
+def test_an_agent_that_leaves_nothing_behind_is_gone(lab: Lab) -> None:
+    """Its node is no member any more, and what others tell is enough."""
+    lab.join("n1", "n2")
+    assert lab.run(scripts.leave(lab.group, "n2")) is True
+    assert list(lab.view.nodes) == ["n1"]
+    assert isinstance(lab.ask("b1", served=True), Granted)
 
 
 def test_an_operator_who_forgets_a_node_forgets_what_was_on_it(lab: Lab) -> None:

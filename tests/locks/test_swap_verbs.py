@@ -202,7 +202,7 @@ def test_promote_does_not_close_a_swap_that_no_node_is_left_of(lab: Lab) -> None
     epoch = start_swap(lab)
     swap = lab.swap
     lab.prepare(epoch, "n1")
-    lab.run(scripts.leave(lab.group, "n1"))
+    lab.run(scripts.leave(lab.group, "n1", by="eve"))
     assert lab.run(scripts.promote(lab.group, swap, epoch, "restored")) == Open()
     assert lab.holder == ""
 
@@ -302,6 +302,17 @@ def test_a_silent_waiter_is_passed_over_and_keeps_its_place(lab: Lab) -> None:
     assert lab.view.queue[0].deferred == ""
     lab.release("a2", lab.number("token"))
     assert lab.view.state["swap_waiter"] == "b1"
+
+
+def test_a_silent_waiter_is_not_tried_again_before_it_speaks(lab: Lab) -> None:
+    """A yield ends other deferrals; to this one it says nothing new. †"""
+    epoch = start_swap(lab)
+    lab.queue("a2", served=True)
+    lab.run(scripts.settle(lab.group, lab.swap, epoch, "silent", 15_000))
+    lab.pass_time(1)
+    lab.release("a2", lab.number("token"))
+    assert lab.swap == 0
+    assert lab.waiting == ["b1"]
 
 
 def test_a_refused_swap_defers_the_waiter_not_the_group(lab: Lab) -> None:

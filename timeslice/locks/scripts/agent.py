@@ -43,16 +43,18 @@ def heartbeat(group: GroupKeys, node: str, ttl_ms: int, *, vouch: str = "", floo
     return make_call("heartbeat", group, (floor, node, ttl_ms, vouch), parse)
 
 
-def leave(group: GroupKeys, node: str, *, by: str = "agent", floor: int = 0) -> Call[None]:
-    """Take a node out of the group."""
+def leave(group: GroupKeys, node: str, *, by: str = "agent", floor: int = 0) -> Call[bool]:
+    """Take a node out of the group. False: an agent leaves state of jobs behind, so its node stays, unreachable."""
 
-    def parse(reply: list[Any]) -> None:
-        if text(reply[0]) != "ok":
+    def parse(reply: list[Any]) -> bool:
+        kind = text(reply[0])
+        if kind == "unknown":
             raise UnknownNodeError(
                 f"node {node} does not serve group {group.name}; see: timeslice nodes",
                 group=group.name,
                 node=node,
             )
+        return kind == "ok"
 
     return make_call("leave", group, (floor, node, by), parse)
 

@@ -16,6 +16,7 @@ local CLOCK_JUMP_MS = 10000 -- two refresh intervals of a waiter
 local MAX_PAUSE_MS = 120000 -- no deferral or quiet time is longer
 local ENDED_KEEP_MS = 120000
 local GRANT_KEEP_S = 120
+local UNDECLARED_KEEP_S = 600
 local EVENTS_KEPT, INBOX_KEPT = 2000, 64
 
 local S = {} -- the state as read, then as changed
@@ -33,6 +34,17 @@ local function set(field, value)
   changes[field] = true
 end
 
+-- A group that nobody declared or serves is forgotten when nobody asks for it any more, such as a misspelt name.
+local function keep_if_declared()
+  for _, key in ipairs({ state_key, queue_key, waiters_key, alive_key, ended_key, inbox_key, events_key }) do
+    if S.mode == '' then
+      redis.call('EXPIRE', key, UNDECLARED_KEEP_S)
+    else
+      redis.call('PERSIST', key)
+    end
+  end
+end
+
 local function save()
   set('clock_ms', now)
   local flat = {}
@@ -42,6 +54,9 @@ local function save()
     flat[#flat + 1] = type(value) == 'number' and digits(value) or value
   end
   redis.call('HSET', state_key, unpack(flat))
+  if S.mode == '' or changes.mode then
+    keep_if_declared()
+  end
   changes = {}
 end
 
