@@ -68,7 +68,7 @@ def test_a_bad_value_names_its_variable(
         ({"TIMESLICE_JOB": "a", "TIMESLICE_JOB_ID": "b", "SLURM_JOB_ID": "7"}, "a"),
         ({"TIMESLICE_JOB": "", "TIMESLICE_JOB_ID": "b", "SLURM_JOB_ID": "7"}, "b"),
         ({"SLURM_JOB_ID": "7"}, "slurm-7"),
-        ({"TIMESLICE_NODE": "n1"}, f"n1-{os.getpid()}"),
+        ({"TIMESLICE_NODE": "n1"}, "n1-PID"),
     ],
 )
 def test_the_job_is_named_by_the_first_that_is_set(
@@ -77,7 +77,7 @@ def test_the_job_is_named_by_the_first_that_is_set(
     """TIMESLICE_JOB, TIMESLICE_JOB_ID, Slurm's job, then node and process, in this order."""
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
-    assert default_job() == expected
+    assert default_job() == expected.replace("PID", str(os.getpid()))  # two test workers must name the test alike
 
 
 def test_a_long_node_name_leaves_room_for_the_process_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ log = logging.getLogger("timeslice.agent")
 
 MakeBackend = Callable[[str, Context], Backend]
 CHANNEL = "channel"
-DEFAULT, DEFAULT_EMULATED = (CHANNEL, "noop"), (CHANNEL, "arena")
+# Without a device to look at, only a workload that moves its own state can be believed.
+DEFAULT, DEFAULT_EMULATED = (CHANNEL,), (CHANNEL, "arena")
 
 
 def _listens(targets: Sequence[Target]) -> bool:

@@ -110,7 +110,7 @@ def default_state_dir(node: str) -> Path:
     epilog="""\b
 Examples:
   timeslice --url redis://redis:6379 agent --group trainers
-  timeslice agent --group trainers --backend cuda
+  timeslice agent --group trainers --backend process    # stops a job's processes while another one runs
   timeslice agent --emulate trainers=256M --emulate samplers=256M     # no accelerator needed"""
 )
 @click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group that this node serves; repeatable.")
@@ -134,7 +134,8 @@ Examples:
     multiple=True,
     type=parse_backend,
     metavar="[GROUP=]NAME[:KEY=VALUE,...]",
-    help="A snapshot backend to use, first choice first; repeatable. Default: what each process registered for.",
+    help="A snapshot backend to use, first choice first; repeatable. Default: arena on an emulated device, before it "
+    "channel, which moves only jobs that register a workload.",
 )
 @click.option(
     "--host-budget", type=parse_size, metavar="SIZE", help="Host memory for suspended jobs. Default: what is free."

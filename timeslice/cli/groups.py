@@ -7,13 +7,25 @@ from typing import Any, TypeVar
 
 import click
 
-from timeslice.cli.output import json_option, note, parse_size, print_fields, print_json, print_table, seconds, size
+from timeslice.cli.output import (
+    Seconds,
+    json_option,
+    note,
+    parse_size,
+    print_fields,
+    print_json,
+    print_table,
+    seconds,
+    size,
+)
 from timeslice.cli.session import Session
 from timeslice.errors import RefusedError
 from timeslice.locks import scripts
 from timeslice.locks.view import GroupView, parse_config
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_TIMEOUT = Seconds(0, 3600, min_open=True)
 
 
 @click.command(
@@ -63,9 +75,9 @@ def _settings(command: F) -> F:
     """One option a setting of timeslice.models.GroupConfig. Not given means unchanged."""
     options = (
         click.option("--order", type=int, metavar="N", help="Groups held together are taken from low to high."),
-        click.option("--prepare-timeout", type=float, metavar="SECONDS", help="To drain and lock a job."),
-        click.option("--suspend-timeout", type=float, metavar="SECONDS", help="To bring a job's state out."),
-        click.option("--restore-timeout", type=float, metavar="SECONDS", help="To bring a job's state back."),
+        click.option("--prepare-timeout", type=_TIMEOUT, metavar="SECONDS", help="To drain and lock a job."),
+        click.option("--suspend-timeout", type=_TIMEOUT, metavar="SECONDS", help="To bring a job's state out."),
+        click.option("--restore-timeout", type=_TIMEOUT, metavar="SECONDS", help="To bring a job's state back."),
         click.option("--host-reserve", type=parse_size, metavar="SIZE", help="Host memory that suspends leave free."),
     )
     for option in reversed(options):
@@ -101,11 +113,9 @@ def create(session: Session, /, name: str, lock_only: bool, **settings: Any) -> 
     """Create GROUP. An agent that serves it creates it too, with default settings."""
     keys = session.keys.group(name)
     checked = _checked(name, settings)
-    if session.driver.view(keys).exists:
-        raise RefusedError(f"group {name} exists already; change it with: timeslice group set {name}", group=name)
     client = session.driver.client
     session.ask(lambda: client.sadd(session.keys.groups, name))  # the index first, so that no group is ever hidden
-    session.run(scripts.configure(keys, checked, mode="lock" if lock_only else "", only_new=True))
+    session.run(scripts.configure(keys, checked, mode="lock" if lock_only else "served", only_new=True))
     note(f"created {name}" + (" (lock-only)" if lock_only else "; it waits for an agent to serve it"))
 
 

@@ -88,7 +88,8 @@ class GroupView:
 
     @property
     def exists(self) -> bool:
-        return bool(self.state or self.queue)
+        """Somebody declared it, serves it, or waits for it."""
+        return bool(self.mode or self.queue)
 
     @property
     def mode(self) -> str:
