@@ -94,6 +94,14 @@ def test_a_second_server_in_one_folder_hears_who_holds_it(server_factory: Server
     assert server_factory(folder=tmp_path).running
 
 
+def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    """Where no folder can be made, or a file stands in its place, it is one error, like the runtime folder's."""
+    (tmp_path / "file").touch()
+    for place in (Path("/proc/nope"), tmp_path / "file"):
+        with pytest.raises(UsageError, match=f"can't use {place} "):
+            EmbeddedServer(binary=valkey_binary(), data=place).start()
+
+
 def test_the_lock_is_the_servers_not_the_starters(server_factory: ServerFactory, tmp_path: Path) -> None:
     """A folder is free the moment its server has died, with nothing to clean up by hand."""
     first = server_factory(folder=tmp_path)

@@ -240,9 +240,12 @@ def server_version(binary: str) -> tuple[int, int]:
 
 
 def _claim(folder: Path) -> int:
-    """Lock a folder and return the open lock file; raises RefusedError naming who holds it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Lock a folder and return the open lock file; raises RefusedError naming who holds it, or UsageError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"can't use {folder} ({error.strerror}); choose a folder that you may write to") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -133,6 +133,9 @@ def withdraw_url(url: str) -> None:
 
 def find_url(explicit: str | None = None, target: str | None = None) -> str:
     """URL of the server: flag, ``TIMESLICE_URL``, ``target`` in code, or what ``timeslice up`` left."""
+    for value in (explicit, target):
+        if not isinstance(value, str | None):
+            raise UsageError(f"{value!r} is no address of a server: give a text such as 'redis://host:6379'")
     if given := explicit or Settings().url or target:
         return normalise_url(given)
     path = url_file()

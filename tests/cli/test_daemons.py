@@ -118,8 +118,9 @@ def test_daemons_refuse_a_server_that_evicts(server_factory: ServerFactory, pref
         ("--emulate", "trainers=much"),
         ("--group", "trainers", "--backend", "samplers=noop"),
         ("--group", "no good"),
+        ("--emulate", "trainers=8M", "--state-dir", "/proc/nope"),
     ],
-    ids=["no group", "no size", "bad size", "backend of another group", "bad name"],
+    ids=["no group", "no size", "bad size", "backend of another group", "bad name", "no state folder"],
 )
 def test_wrong_command_lines_of_an_agent_are_usage_errors(cli: Cli, arguments: tuple[str, ...]) -> None:
     """Told before anything starts."""

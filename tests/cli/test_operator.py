@@ -167,7 +167,16 @@ def test_every_setting_of_a_group_can_be_set_from_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--order", "5000"), ("--suspend-timeout", "-1"), ("--host-reserve", "much")]
+    ("option", "value"),
+    [
+        ("--order", "5000"),
+        ("--suspend-timeout", "-1"),
+        ("--suspend-timeout", "nan"),
+        ("--prepare-timeout", "inf"),
+        ("--restore-timeout", "1e300"),
+        ("--host-reserve", "much"),
+        ("--host-reserve", "9" * 400),
+    ],
 )
 def test_a_setting_out_of_range_is_refused_before_anything_is_written(cli: Cli, option: str, value: str) -> None:
     """Exit code 2; the group does not exist afterwards."""

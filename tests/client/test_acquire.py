@@ -95,6 +95,12 @@ def test_a_zero_wait_limit_tries_once(face: Face, world: World) -> None:
         ("g", {"timeout": float("nan")}, UsageError),
         ("g", {"priority": 101}, UsageError),
         ("g", {"lease": 0.5}, UsageError),
+        ("g", {"timeout": "5"}, UsageError),
+        ("g", {"timeout": True}, UsageError),
+        ("g", {"priority": 1.5}, UsageError),
+        ("g", {"lease": "x"}, UsageError),
+        ("g", {"lock_only": "yes"}, UsageError),
+        ("g", {"on_lost": "print"}, UsageError),
     ],
 )
 def test_nonsense_is_refused_before_a_byte_is_sent(

@@ -309,6 +309,11 @@ def test_a_nested_hold_of_a_lost_lease_does_not_enter(world: World) -> None:
         lambda: timeslice.hold("g", timeout=-1),
         lambda: timeslice.hold("g", lease=0),
         lambda: timeslice.hold("g", phase="two words"),
+        lambda: timeslice.hold("g", timeout="5"),  # type: ignore[arg-type]
+        lambda: timeslice.hold("g", lease="x"),  # type: ignore[arg-type]
+        lambda: timeslice.hold("g")(type("Trainer", (), {})),
+        lambda: timeslice.Client(5),  # type: ignore[arg-type]
+        lambda: timeslice.TimeSliceOrchestratorClient(target=5),  # type: ignore[arg-type]
     ],
 )
 def test_a_hold_that_makes_no_sense_is_refused_where_it_is_written(make: Any) -> None:

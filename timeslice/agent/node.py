@@ -20,7 +20,7 @@ from timeslice.agent.calling import Deadline
 from timeslice.agent.group import Scope
 from timeslice.agent.memory import HostMemory, mem_available
 from timeslice.agent.presence import MEASURE_S
-from timeslice.errors import BackendError, RedisUnreachableError, RefusedError, TimeSliceError
+from timeslice.errors import BackendError, RedisUnreachableError, RefusedError, TimeSliceError, UsageError
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
@@ -34,9 +34,12 @@ _POLL_S = 0.5
 
 
 def claim_folder(folder: Path) -> int:
-    """Lock the state folder; the lock ends with the process. RefusedError names who has it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Lock the state folder; the lock ends with the process. RefusedError and UsageError say why not."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"can't use {folder} ({error.strerror}); give this agent another --state-dir") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

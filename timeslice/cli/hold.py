@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from timeslice.cli.output import note
+from timeslice.cli.output import Seconds, note
 from timeslice.cli.session import Session
 from timeslice.client.identity import process_start, this_target
 from timeslice.client.lease import BaseLease
@@ -111,16 +111,14 @@ TIMESLICE_FENCING_TOKEN in its environment. The exit code is COMMAND's own, 128 
 )
 @click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
 @click.option("--job", metavar="JOB", help="Default: TIMESLICE_JOB, else node and process id.")
-@click.option(
-    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Give up waiting after this. Default: never."
-)
+@click.option("--timeout", type=Seconds(0), metavar="SECONDS", help="Give up waiting after this. Default: never.")
 @click.option(
     "--priority", type=click.IntRange(-100, 100), default=0, show_default=True, help="Higher goes first (-100 to 100)."
 )
 @click.option("--phase", metavar="NAME", help="What the job does meanwhile, for people who look.")
 @click.option(
     "--lease",
-    type=click.FloatRange(1, 86_400),
+    type=Seconds(1, 86_400),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

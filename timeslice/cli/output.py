@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,8 @@ import click
 SCHEMA = 1  # of every JSON document; docs/reference/json.md
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_LARGEST = 2**63  # bytes that a signed 64-bit number holds
 
 
 def json_option(command: F) -> F:
@@ -112,9 +115,22 @@ def size(value: int) -> str:
     return f"{amount:.4g} TiB"
 
 
+class Seconds(click.FloatRange):
+    """A duration: a type of click options. Unlike FloatRange it takes no ``nan`` and no ``inf``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return found
+
+
 def parse_size(text: str) -> int:
     """Bytes of ``256M``, ``1.5GiB`` or ``4096``: a type of click options."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)?", text.strip(), flags=re.IGNORECASE)
     if not match:
         raise click.BadParameter(f"{text!r} is no size; write for example 256M or 1.5GiB")
-    return int(float(match[1]) * 1024 ** " KMGT".index((match[2] or " ").upper()))
+    amount = float(match[1]) * 1024 ** " KMGT".index((match[2] or " ").upper())
+    if amount >= _LARGEST:
+        raise click.BadParameter(f"{text!r} is more than any machine has")
+    return int(amount)

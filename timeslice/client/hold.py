@@ -134,6 +134,11 @@ class Hold:
 
     def __call__(self, function: F) -> F:
         """Hold around each call of ``function``; for a coroutine function, around the whole await."""
+        if inspect.isclass(function) or not callable(function):
+            raise UsageError(
+                f"{function!r} is no function: a hold decorates functions and methods. Decorate the method that "
+                "computes."
+            )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(
                 f"{function.__qualname__} is a generator: its body runs between the calls of whoever iterates, so a "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
+from typing import Any
 
 from timeslice.client.lease import OnLost
 from timeslice.errors import UsageError
@@ -28,14 +30,23 @@ class Terms:
             check_name("job", self.job)
         if self.phase is not None:
             check_name("phase", self.phase)
-        if not -100 <= self.priority <= 100:
-            raise UsageError(f"priority {self.priority} is out of range: -100 (last) to 100 (first)")
-        if not 1 <= self.lease <= _LONGEST_LEASE_S:
-            raise UsageError(f"a lease of {self.lease} s is out of range: 1 to {_LONGEST_LEASE_S:g} seconds")
+        if not _is(numbers.Integral, self.priority) or not -100 <= self.priority <= 100:
+            raise UsageError(f"priority {self.priority!r} is no whole number from -100 (last) to 100 (first)")
+        if not _is(numbers.Real, self.lease) or not 1 <= self.lease <= _LONGEST_LEASE_S:
+            raise UsageError(f"a lease of {self.lease!r} s can't be had: give 1 to {_LONGEST_LEASE_S:g} seconds")
+        if not isinstance(self.lock_only, bool):
+            raise UsageError(f"lock_only={self.lock_only!r}: give True or False")
+        if self.on_lost is not None and not callable(self.on_lost):
+            raise UsageError(f"on_lost={self.on_lost!r} can't be called: give a function that takes the lease")
 
 
 def check_timeout(timeout: float | None) -> float | None:
     """The wait limit in seconds, or None for none. Raises UsageError."""
-    if timeout is not None and not 0 <= timeout < math.inf:
-        raise UsageError(f"a timeout of {timeout} s can't be kept: give 0 or more seconds, or None to wait for ever")
+    if timeout is not None and not (_is(numbers.Real, timeout) and 0 <= timeout < math.inf):
+        raise UsageError(f"a timeout of {timeout!r} s can't be kept: give 0 or more seconds, or None to wait for ever")
     return timeout
+
+
+def _is(kind: type, value: Any) -> bool:
+    """Whether it is such a number, numpy's included; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)

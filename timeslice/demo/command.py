@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from timeslice.cli.output import Seconds
 from timeslice.errors import TimeSliceError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Examples:
 )
 @click.option(
     "--verifier-latency",
-    type=click.FloatRange(0, 3600),
+    type=Seconds(0, 3600),
     metavar="SECONDS",
     help="Of a batch. Default: measured first, so that a job alone is on its devices half of its time.",
 )
