@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
+import pytest
 from prometheus_client import REGISTRY
 
 from tests.coordinator.scripted import World
@@ -144,3 +146,26 @@ async def test_metrics_count_the_swap_and_its_seconds(world: World) -> None:
     await waiting
     await world.until(lambda _: value("timeslice_swaps_total", outcome="done") == done + 1, "the swap is counted")
     assert value("timeslice_swap_seconds_count") == timed + 1
+
+
+@pytest.mark.timing
+async def test_the_time_lost_to_switching_can_be_read_from_the_metrics(world: World) -> None:
+    """C21: two jobs with bodies of nearly nothing and slow switches; the metrics say how long the group only moved."""
+
+    def lost() -> float:
+        return REGISTRY.get_sample_value("timeslice_swap_seconds_sum", {"group": world.group.name}) or 0.0
+
+    await world.open("n1")
+    grant = await world.load("a")  # has yielded already
+    await world.coordinate()
+    before, began, jobs = lost(), time.monotonic(), ("b", "a", "b", "a")
+    for turn, job in enumerate(jobs):
+        gate = world.agents["n1"].gates["commit"] = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, gate.set)  # a switch takes so long
+        asked = world.ask(job, f"{job}{turn}")
+        if turn:
+            await world.give_up(f"{jobs[turn - 1]}{turn - 1}", grant)
+        grant = await asked
+        world.agents["n1"].states[job] = "resident"
+    await world.until(lambda _: lost() - before >= 0.2 * len(jobs) * 0.9, "the switches are accounted for")
+    assert lost() - before <= time.monotonic() - began
