@@ -199,6 +199,8 @@ def test_a_silent_node_can_be_forgotten_and_a_living_one_not(cli: Cli, world: Wo
     alive = cli("node", "forget", NODE)
     assert alive.exit_code == 6
     assert "is alive" in alive.stderr
+    assert "repeat this" in alive.stderr  # a stopped agent's node stays
+    assert "--leave" in alive.stderr
     assert cli("node", "forget", "node-2").exit_code == 0
     assert [node["node"] for node in cli.json("status", "trainers")["groups"][0]["nodes"]] == [NODE]
     assert cli("node", "forget", "node-2").exit_code == 3

@@ -122,7 +122,8 @@ def forget(session: Session, name: str, group: str | None) -> None:
         raise UnknownNodeError(f"node {name} does not serve {where}; see: timeslice nodes", node=name, group=group)
     if alive := [view.name for view in serving if view.nodes[name].alive]:
         raise RefusedError(
-            f"the agent of node {name} is alive and serves {', '.join(alive)}; stop it, then it leaves by itself",
+            f"the agent of node {name} is alive and serves {', '.join(alive)}. Stopping it does not take the node out: "
+            "stop it and repeat this when `timeslice nodes` calls it unreachable, or start it with --leave and stop it",
             node=name,
         )
     for view in serving:
