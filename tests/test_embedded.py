@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from tests.conftest import NeedsTool, ServerFactory, valkey_binary
-from timeslice.embedded import EmbeddedServer, find_binary, server_version
+from timeslice.embedded import EmbeddedServer, _check_port, find_binary, server_version
 from timeslice.errors import RedisUnreachableError, RefusedError, ServerUnsuitableError, UsageError
 
 
@@ -72,13 +72,35 @@ def test_a_port_is_open_on_loopback_only(server_factory: ServerFactory) -> None:
     assert set(listening) == {"127.0.0.1"}
 
 
-def test_a_port_in_use_is_reported_with_the_servers_own_words(server_factory: ServerFactory) -> None:
-    """When the server can't start, the error carries the end of its log, and nothing stays behind."""
+def test_a_port_in_use_is_refused_in_one_sentence(server_factory: ServerFactory, tmp_path: Path) -> None:
+    """The error names the port and the way out, and nothing was started."""
     first = server_factory(port=free_port())
-    second = EmbeddedServer(binary=valkey_binary(), port=first.port)
-    with pytest.raises(RedisUnreachableError, match="Address already in use"):
+    second = EmbeddedServer(tmp_path, binary=valkey_binary(), port=first.port)
+    with pytest.raises(RefusedError, match=rf"^port {first.port} is in use; choose another --port$"):
         second.start()
     assert not second.running
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_privileged_port_says_so() -> None:
+    """A user without the right to a low port reads that, not the server's log."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    if os.geteuid() or lowest <= 1:
+        pytest.skip("needs root, to be another user for a moment, and ports that are privileged")
+    os.seteuid(65534)
+    try:
+        with pytest.raises(RefusedError, match=r"^port 1 needs a privilege"):
+            _check_port(1)
+    finally:
+        os.seteuid(0)
+
+
+def test_a_server_that_can_not_start_is_reported_with_its_own_words(tmp_path: Path) -> None:
+    """When the server ends at once, the error carries the end of its log, and nothing stays behind."""
+    server = EmbeddedServer(tmp_path, binary=valkey_binary(), args=["--maxmemory-policy", "nonsense"])
+    with pytest.raises(RedisUnreachableError, match="ended with status"):
+        server.start()
+    assert not server.running
 
 
 def test_a_second_server_in_one_folder_hears_who_holds_it(server_factory: ServerFactory, tmp_path: Path) -> None:

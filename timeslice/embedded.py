@@ -13,6 +13,7 @@ when the pipe closes, for whatever reason, it stops the server.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import os
@@ -99,6 +100,8 @@ class EmbeddedServer:
         if self.running:
             raise RefusedError(f"this server already runs as process {self.pid}; call restart()")
         self._dismiss_guard()
+        if self.port:
+            _check_port(self.port)
         locks = [_claim(place) for place in dict.fromkeys((self.folder, self.data or self.folder))]
         try:
             self._guard = _start_guard()
@@ -257,6 +260,18 @@ def _claim(folder: Path) -> int:
         ) from None
     os.ftruncate(lock, 0)
     return lock
+
+
+def _check_port(port: int) -> None:
+    """RefusedError when no server of ours can listen there: the server's own words are five lines of log."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            causes = {errno.EADDRINUSE: "is in use", errno.EACCES: "needs a privilege that you don't have"}
+            cause = causes.get(error.errno or 0, f"can't be had ({error.strerror})")
+            raise RefusedError(f"port {port} {cause}; choose another --port") from error
 
 
 def _start_guard() -> subprocess.Popen[bytes]:
