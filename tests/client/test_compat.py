@@ -52,6 +52,24 @@ def test_a_target_of_host_and_port_is_a_redis_server(world: World, monkeypatch: 
         made.acquire(timeout_sec=0)
 
 
+@pytest.mark.parametrize("target", ["127.0.0.1:1", "orchestrator.invalid:50051"])
+def test_a_target_that_does_not_answer_says_what_overrides_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """Who runs llm-d's code without TIMESLICE_URL reads that it is missing, whatever was called."""
+    monkeypatch.delenv("TIMESLICE_URL")
+    with TimeSliceOrchestratorClient(target=target, group_id="g") as made:
+        calls = (
+            lambda: made.acquire(timeout_sec=0),
+            lambda: made.on_accelerators(timeout_sec=0).__enter__(),
+            made.get_status,
+            made.list_groups,
+        )
+        for call in calls:
+            with pytest.raises(timeslice.OrchestratorConnectionError, match="set TIMESLICE_URL, which overrides it"):
+                call()
+
+
 def test_acquire_and_release(client: TimeSliceOrchestratorClient, world: World) -> None:
     """The pair holds the group in between; asking again while holding succeeds at once."""
     first = client.acquire()

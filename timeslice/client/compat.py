@@ -100,6 +100,11 @@ class GroupStatus:
     agent_job_states: tuple[AgentJobState, ...]
 
 
+_TARGET_HINT = (
+    ". The address is the `target` written in the code; to use another server without changing it, set TIMESLICE_URL, "
+    "which overrides it"
+)
+
 _JOB_STATES: dict[str, JobState] = {
     Residency.RESIDENT: JobState.RUNNING,
     Residency.SUSPENDING: JobState.TRANSITIONING,
@@ -112,11 +117,13 @@ _JOB_STATES: dict[str, JobState] = {
 class OnAccelerators(Hold):
     """A hold that gives the AcquireResult: for ``with``, ``async with`` and as decorator."""
 
+    _hint = ""
+
     def _enter(self, client: BaseClient[Any, Any]) -> Steps[AcquireResult]:
         try:
             lease: BaseLease = yield from super()._enter(client)
         except TimeSliceError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._hint) from error
         return _result(lease)
 
 
@@ -127,7 +134,9 @@ class TimeSliceOrchestratorClient:
     """
 
     def __init__(self, target: str | None = None, job_id: str | None = None, group_id: str | None = None) -> None:
-        self._url = None if Settings().disable else find_url(target=target)
+        settings = Settings()
+        self._url = None if settings.disable else find_url(target=target)
+        self._hint = _TARGET_HINT if target and not settings.url else ""
         self._client = Client(self._url, job_id)
         self._group_id = group_id
         self._leases: dict[tuple[str, str], Lease] = {}
@@ -143,7 +152,7 @@ class TimeSliceOrchestratorClient:
         try:
             lease = self._client.acquire(group, job=job, timeout=timeout_sec)
         except TimeSliceError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._hint) from error
         self._leases[job, group] = lease
         return _result(lease)
 
@@ -162,7 +171,7 @@ class TimeSliceOrchestratorClient:
             try:
                 lease.ensure_held()
             except TimeSliceError as error:
-                raise _translated(error) from error
+                raise _translated(error, self._hint) from error
         if reply is None:
             return YieldResult(success=self._client.disabled, pending_waiters=0, snapshot_deferred=False)
         return YieldResult(success=True, pending_waiters=reply.pending, snapshot_deferred=reply.kept)
@@ -174,14 +183,16 @@ class TimeSliceOrchestratorClient:
     ) -> OnAccelerators:
         """Hold the group around a block or a function; gives the AcquireResult."""
         terms = Terms(job=job_id or self._client.job)
-        return OnAccelerators((self._group(group_id),), terms, timeout_sec, url=self._url)
+        held = OnAccelerators((self._group(group_id),), terms, timeout_sec, url=self._url)
+        held._hint = self._hint  # noqa: SLF001
+        return held
 
     def get_status(self, group_id: str | None = None) -> GroupStatus:
         """How the group stands."""
         try:
             view = self._client.status(self._group(group_id))
         except TimeSliceError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._hint) from error
         if not view.exists:
             raise OrchestratorInvalidArgumentError(f"no group {view.name}; see list_groups()", group=view.name)
         return _status(view)
@@ -192,7 +203,7 @@ class TimeSliceOrchestratorClient:
         try:
             names = client.driver.retry(lambda: client.driver.client.smembers(client.keys.groups))
         except TimeSliceError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._hint) from error
         return sorted(text(name) for name in names)
 
     def close(self) -> None:
@@ -250,7 +261,7 @@ def _status(view: GroupView) -> GroupStatus:
     )
 
 
-def _translated(error: TimeSliceError) -> OrchestratorError:
+def _translated(error: TimeSliceError, hint: str = "") -> OrchestratorError:
     if isinstance(error, AcquireTimeoutError):
         kind: type[OrchestratorError] = OrchestratorTimeoutError
     elif isinstance(error, RedisUnreachableError | ServerUnsuitableError):
@@ -259,4 +270,5 @@ def _translated(error: TimeSliceError) -> OrchestratorError:
         kind = OrchestratorInvalidArgumentError
     else:
         kind = OrchestratorInternalError
-    return kind(str(error), group=error.group, job=error.job, node=error.node, token=error.token)
+    told = f"{str(error).rstrip('.')}{hint}" if hint and kind is OrchestratorConnectionError else str(error)
+    return kind(told, group=error.group, job=error.job, node=error.node, token=error.token)
