@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from timeslice.cli.main import main
 from timeslice.demo.grpo import Work
 from timeslice.demo.measure import faults
 from timeslice.demo.run import Options, StatePath, run_demo
@@ -101,8 +103,11 @@ def test_the_command_writes_numbers_picture_and_events(tmp_path: Path, temporary
     for key in ("gain", "gain_bound", "body_inflation", "bytes_moved", "verifier_latency_s", "versions", "seeds"):
         assert key in report
     assert report["steps"] == 2
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "demo.md").read_text()
+    assert [key for key in report if f"`{key}`" not in page] == []  # documented, all of them
     events = [json.loads(line) for line in (work / "events.jsonl").read_text().splitlines()]
-    assert {"LeaseGranted", "SwapFinished", "JobSuspended"} <= {event["type"] for event in events}
+    assert {"LeaseGranted", "SwapFinished", "JobSuspended"} <= {event["event"] for event in events}
+    assert {event["schema"] for event in events} == {1}
     assert "emulated" in out
     assert "by turns" in err
 
@@ -150,3 +155,26 @@ def test_a_wrong_folder_is_said_before_anything_runs(tmp_path: Path, temporary: 
     assert running.returncode == 2
     assert "the folder of no/such/demo.json does not exist" in err
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--json", "demo.json"), "can't write demo.png (Is a directory)"),
+        (("--events", "/proc/version"), "can't write /proc/version"),
+        (("--json", "x", "--events", "x"), "one file can't take two results"),
+        (("--json", "demo.svg"), "one file can't take two results"),
+    ],
+    ids=["picture", "events", "same", "the picture's name"],
+)
+def test_what_can_not_be_written_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    """Every file that the run would write is tried first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo.png").mkdir()
+    result = CliRunner().invoke(main, ["demo", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "nothing was run" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.png"]

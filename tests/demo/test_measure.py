@@ -177,8 +177,30 @@ def test_the_picture_is_there_in_both_formats(tmp_path: Path) -> None:
 
 def test_the_table_says_what_matters() -> None:
     """Gain, bound, equality and that the devices are emulated are readable without the JSON."""
-    report = summary(ALONE, SLICED) | {"verifier_latency_s": 0.5}
+    report = summary(ALONE, SLICED) | {"verifier_latency_s": 0.5, "machine": {"cpus": 2, "load_before": 0.5}}
     text = "\n".join(tables(report))
-    for expected in ("gain 1.60", "the bound is 2.00", "equal to the bit", "emulated", "0 overlaps", "tokens rise"):
+    for expected in (
+        "gain 1.60",
+        "longer in sum than alone",
+        "the bound is 2.00",
+        "equal to the bit",
+        "emulated",
+        "0 overlaps",
+        "tokens rise",
+    ):
         assert expected in text
+    assert "disturbed" not in text
     json.dump(report, io.StringIO())
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"machine": {"cpus": 2, "load_before": 2.5}}, "before it began 2.5 processes wanted 2 CPUs"),
+        ({"body_inflation": 1.3}, "the same phases took 30% longer than alone"),
+    ],
+)
+def test_a_disturbed_run_says_so(found: dict[str, object], said: str) -> None:
+    """On a busy machine the reader learns not to trust the numbers, in one line below them."""
+    report = summary(ALONE, SLICED) | {"verifier_latency_s": 0.5, "machine": {"cpus": 2, "load_before": 2.0}} | found
+    assert list(tables(report))[-1].startswith(f"disturbed: {said}")

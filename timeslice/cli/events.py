@@ -29,7 +29,12 @@ Examples:
 @click.argument("group", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Go on printing events as they happen, until interrupted.")
 @click.option(
-    "--last", type=click.IntRange(0), default=50, show_default=True, metavar="N", help="How many old events a group."
+    "--last",
+    type=click.IntRange(0, 1_000_000),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="How many old events a group.",
 )
 @json_option
 @click.pass_obj
@@ -86,14 +91,17 @@ def _news(session: Session, names: list[str], seen: dict[str, str]) -> Iterator[
             yield from found
 
 
+def document(event: Event) -> dict[str, Any]:
+    """An event as ``--json`` tells it, but for the schema number."""
+    known = {"fields": event.fields} if isinstance(event, UnknownEvent) else event.details()
+    return {"id": event.id, "group": event.group, "at_ms": event.at_ms, "event": event.name, **known}
+
+
 def _print(event: Event, *, as_json: bool) -> None:
-    fields = event.fields if isinstance(event, UnknownEvent) else event.details()
     if as_json:
-        known = {"fields": fields} if isinstance(event, UnknownEvent) else fields
-        print_json(
-            {"id": event.id, "group": event.group, "at_ms": event.at_ms, "event": event.name, **known}, line=True
-        )
+        print_json(document(event), line=True)
         return
+    fields = event.fields if isinstance(event, UnknownEvent) else event.details()
     at = datetime.fromtimestamp(event.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     told = "  ".join(_field(name, value) for name, value in fields.items() if value not in {"", None})
     click.echo(f"{at}Z  {event.group}  {clean(event.name or '?')}  {clean(told) if told else ''}".rstrip())

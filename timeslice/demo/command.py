@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from timeslice.cli.output import Seconds
+from timeslice.cli.events import document
+from timeslice.cli.output import SCHEMA, Seconds
 from timeslice.errors import TimeSliceError, UsageError
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ Examples:
     "report",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the numbers there, and the picture beside it as .svg and .png.",
+    help="Write the numbers there (docs/reference/demo.md), and the picture beside it as .svg and .png.",
 )
 @click.option(
     "--events",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the groups' events there, one JSON object a line.",
+    help="Write the groups' events there, as `timeslice events --json` prints them.",
 )
 def demo(
     fast: bool,
@@ -70,9 +71,7 @@ def demo(
     to train, on emulated devices that hold the state of only one job. Server, coordinator and agent are the demo's
     own, and nothing is left behind.
     """
-    for file in (report, events):
-        if file and not file.absolute().parent.is_dir():
-            raise UsageError(f"the folder of {file} does not exist; nothing was run")
+    _check_writable([*(_files(report) if report else ()), *([events] if events else ())])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         from timeslice.demo.run import run_demo
@@ -85,6 +84,26 @@ def demo(
     _print(outcome)
     if said := faults(outcome.report):
         raise TimeSliceError("; ".join(said))
+
+
+def _files(report: Path) -> tuple[Path, Path, Path]:
+    return report, report.with_suffix(".svg"), report.with_suffix(".png")
+
+
+def _check_writable(files: list[Path]) -> None:
+    """Minutes of work shall not be lost to a wrong name. What the files hold stays for now."""
+    if len({file.absolute() for file in files}) < len(files):
+        raise UsageError(f"one file can't take two results: {', '.join(map(str, files))}; nothing was run")
+    for file in files:
+        if not file.absolute().parent.is_dir():
+            raise UsageError(f"the folder of {file} does not exist; nothing was run")
+        new = not file.exists()
+        try:
+            file.open("a").close()
+            if new:
+                file.unlink()
+        except OSError as error:
+            raise UsageError(f"can't write {file} ({error.strerror}); nothing was run") from error
 
 
 def _options(fast: bool, steps: int | None, seed: int, path: str, latency: float | None) -> Options:
@@ -104,12 +123,12 @@ def _write(outcome: Outcome, report: Path | None, events: Path | None) -> None:
     if report:
         from timeslice.demo.timeline import draw
 
+        _, *pictures = _files(report)
         report.write_text(json.dumps(outcome.report, indent=2) + "\n")
-        pictures = [report.with_suffix(".svg"), report.with_suffix(".png")]
         draw(outcome.alone, outcome.sliced, outcome.report["gain"], pictures)
         click.echo(f"wrote {report}, {pictures[0]} and {pictures[1]}", err=True)
     if events:
-        lines = [json.dumps({"type": event.name, **event.model_dump()}) for event in outcome.events]
+        lines = [json.dumps({"schema": SCHEMA, **document(event)}) for event in outcome.events]
         events.write_text("\n".join(lines) + "\n")
 
 

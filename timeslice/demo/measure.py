@@ -13,6 +13,8 @@ from typing import Any
 from timeslice.demo.job import GROUPS
 from timeslice.events import Event, JobRestored, JobSuspended, SwapFinished
 
+_INFLATED = 1.25  # body_inflation above this means that the jobs were short of something else than devices
+
 
 @dataclass(frozen=True)
 class Body:
@@ -240,6 +242,18 @@ def _alone(run: Run) -> dict[str, Any]:
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in values.items()}
+
+
+def disturbance(found: dict[str, Any]) -> str:
+    """Why the numbers say more about the machine than about the method, or ''."""
+    machine, why = found["machine"], []
+    if machine["load_before"] > machine["cpus"]:
+        why.append(f"before it began {machine['load_before']:.1f} processes wanted {machine['cpus']} CPUs")
+    if found["body_inflation"] > _INFLATED:
+        why.append(f"the same phases took {found['body_inflation'] - 1:.0%} longer than alone")
+    if not why:
+        return ""
+    return f"disturbed: {' and '.join(why)}, so the numbers say more about this machine than about the method"
 
 
 def faults(found: dict[str, Any]) -> list[str]:

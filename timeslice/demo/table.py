@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from timeslice.demo.job import GROUPS
+from timeslice.demo.measure import disturbance
 
 
 def tables(report: dict[str, Any]) -> Iterator[str]:
@@ -19,6 +20,8 @@ def tables(report: dict[str, Any]) -> Iterator[str]:
     yield _text(_runs(report))
     yield _text(_moves(report))
     yield _verdict(report)
+    if said := disturbance(report):
+        yield said
 
 
 def _runs(report: dict[str, Any]) -> Table:
@@ -38,7 +41,14 @@ def _times(run: dict[str, Any]) -> list[str]:
 
 def _moves(report: dict[str, Any]) -> Table:
     table = Table(
-        "by turns", "phases", "longer than alone", "swaps", "a swap", "a wait", box=box.SIMPLE_HEAD, pad_edge=False
+        "by turns",
+        "phases",
+        "longer in sum than alone",
+        "swaps",
+        "a swap",
+        "a wait",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for group in GROUPS:
         body, swap, wait = report["body_s"][group]["sliced"], report["swap_s"][group], report["wait_s"][group]
