@@ -19,7 +19,6 @@ from timeslice.cli.output import (
     size,
 )
 from timeslice.cli.session import Session
-from timeslice.errors import RefusedError
 from timeslice.locks import scripts
 from timeslice.locks.view import GroupView, parse_config
 
