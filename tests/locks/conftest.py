@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.conftest import NeedsTool
+from tests.locks.faces import AsyncFace, Face
 from tests.locks.lab import Lab
+from tests.locks.proxy import Impostor
 from timeslice.embedded import EmbeddedServer
+from timeslice.locks.drivers import SyncDriver
 
 BOTH = ["valkey", pytest.param("redis7", marks=pytest.mark.slow)]
 
@@ -43,3 +46,32 @@ def lab(request: pytest.FixtureRequest, either: EmbeddedServer, prefix: str) -> 
     made = Lab(either.url, prefix, twice=request.param)
     yield made
     made.redis.close()
+
+
+@pytest.fixture(params=[SyncDriver, AsyncFace], ids=["sync", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Face]]:
+    """Makes drivers of one kind."""
+    made: list[Face] = []
+
+    def make(url: str) -> Face:
+        made.append(request.param(url))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def plain(server: EmbeddedServer, prefix: str) -> Iterator[Lab]:
+    """A group on the session's server, to look at what the drivers did."""
+    lab = Lab(server.url, prefix)
+    yield lab
+    lab.redis.close()
+
+
+@pytest.fixture
+def proxy(server: EmbeddedServer) -> Iterator[Impostor]:
+    running = Impostor(server.socket)
+    yield running
+    running.close()

@@ -241,3 +241,14 @@ class Lab:
         """Write into the state behind the scripts' back."""
         for field, value in fields.items():
             self.redis.hset(self.group.state, field, str(value))
+
+
+def start_swap(lab: Lab, *nodes: str) -> int:
+    """Job a is on the device, b waits for it; the epoch of the owner."""
+    lab.join(*(nodes or ("n1",)))
+    token = lab.grant("a1", served=True)
+    lab.queue("b1", served=True)
+    epoch = lab.own()
+    lab.release("a1", token)
+    assert (lab.view.state["swap_waiter"], lab.view.state["swap_job"]) == ("b1", "b")
+    return epoch

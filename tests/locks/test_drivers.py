@@ -6,92 +6,24 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 import redis
 
 from tests.conftest import ServerFactory
+from tests.locks.faces import Face
 from tests.locks.lab import Lab
 from tests.locks.proxy import Impostor
-from timeslice.embedded import EmbeddedServer
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
 from timeslice.locks import flows, scripts
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
-from timeslice.locks.flows import Entries, Grant, Op, Wait
+from timeslice.locks.flows import Entries, Grant, Wait
 from timeslice.locks.scripts import Call, Granted, Yielded
-from timeslice.locks.view import GroupView
 
 T = TypeVar("T")
 DEADLINE_S = 20.0
-
-
-class Face(Protocol):
-    """A driver, called from one thread."""
-
-    def run(self, call: Call[T], *, deadline_s: float | None = None) -> T: ...
-
-    def wait(self, wait: Wait) -> Entries: ...
-
-    def drive(self, flow: Generator[Op, Any, T]) -> T: ...
-
-    def view(self, group: Any) -> GroupView: ...
-
-    def close(self) -> None: ...
-
-
-class AsyncFace:
-    """AsyncDriver on a loop of its own."""
-
-    def __init__(self, url: str) -> None:
-        self.driver = AsyncDriver(url)
-        self.loop = asyncio.new_event_loop()
-
-    def run(self, call: Call[T], *, deadline_s: float | None = None) -> T:
-        return self.loop.run_until_complete(self.driver.run(call, deadline_s=deadline_s))
-
-    def wait(self, wait: Wait) -> Entries:
-        return self.loop.run_until_complete(self.driver.wait(wait))
-
-    def drive(self, flow: Generator[Op, Any, T]) -> T:
-        return self.loop.run_until_complete(self.driver.drive(flow))
-
-    def view(self, group: Any) -> GroupView:
-        return self.loop.run_until_complete(self.driver.view(group))
-
-    def close(self) -> None:
-        self.loop.run_until_complete(self.driver.close())
-        self.loop.close()
-
-
-@pytest.fixture(params=[SyncDriver, AsyncFace], ids=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Face]]:
-    """Makes drivers of one kind."""
-    made: list[Face] = []
-
-    def make(url: str) -> Face:
-        made.append(request.param(url))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
-def plain(server: EmbeddedServer, prefix: str) -> Iterator[Lab]:
-    """A group on the session's server, to look at what the drivers did."""
-    lab = Lab(server.url, prefix)
-    yield lab
-    lab.redis.close()
-
-
-@pytest.fixture
-def proxy(server: EmbeddedServer) -> Iterator[Impostor]:
-    running = Impostor(server.socket)
-    yield running
-    running.close()
 
 
 def acquire(lab: Lab, waiter: str) -> Call[Any]:
