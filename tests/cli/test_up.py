@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.cli.conftest import TIMESLICE, end_session, eventually
+from timeslice.cli.output import parse_device_size
 from timeslice.embedded import EmbeddedServer
 
 PYTHON = sys.executable
@@ -297,6 +298,32 @@ def test_url_and_up_do_not_go_together(server: EmbeddedServer) -> None:
     done = cli("--url", server.url, "up")
     assert done.returncode == 2
     assert "timeslice coordinator" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--group", "x=0"), ("--device-size", "0")])
+def test_a_device_of_no_size_is_a_usage_error(folder: Path, arguments: tuple[str, ...]) -> None:
+    """It does not become one of the default size, and nothing starts."""
+    done = cli("up", *arguments)
+    assert done.returncode == 2
+    assert "a device needs some memory" in done.stderr
+    assert list(folder.rglob("*")) == []
+
+
+def test_a_device_larger_than_the_memory_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be had, for pages count only when they are used; but it can't be filled."""
+    assert parse_device_size("4096T") == 4096 << 40
+    assert "warning: an emulated device of 4096 TiB can't be filled" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_refused(up: Up) -> None:
+    """Exit code 6 and one sentence."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        process = up("--port", str(port))
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (6, f"error: port {port} is in use; choose another --port\n")
 
 
 def test_another_server_in_the_environment_is_pointed_out(up: Up) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from timeslice import logs
-from timeslice.cli.output import parse_size
+from timeslice.cli.output import parse_device_size, parse_size
 from timeslice.cli.session import Session
 from timeslice.names import check_name
 from timeslice.settings import default_node, redact_url
@@ -88,7 +88,7 @@ def parse_group_size(text: str) -> tuple[str, int]:
     name, equals, amount = text.partition("=")
     if not equals:
         raise click.BadParameter(f"{text!r} names no size; write for example {name or 'trainers'}=256M")
-    return check_name("group", name), parse_size(amount)
+    return check_name("group", name), parse_device_size(amount)
 
 
 def parse_backend(text: str) -> tuple[str | None, str]:

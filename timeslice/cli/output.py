@@ -134,3 +134,15 @@ def parse_size(text: str) -> int:
     if amount >= _LARGEST:
         raise click.BadParameter(f"{text!r} is more than any machine has")
     return int(amount)
+
+
+def parse_device_size(text: str) -> int:
+    """Size of an emulated device: a type of click options. Warns of one that this machine can't fill."""
+    import psutil
+
+    found, memory = parse_size(text), psutil.virtual_memory().total
+    if not found:
+        raise click.BadParameter("a device needs some memory; write for example 256M")
+    if found > memory:
+        note(f"warning: an emulated device of {size(found)} can't be filled: this machine has {size(memory)} of memory")
+    return found

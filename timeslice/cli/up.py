@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from timeslice import logs
-from timeslice.cli.output import clean, note, parse_size, print_json, seconds, size
+from timeslice.cli.output import clean, note, parse_device_size, print_json, seconds, size
 from timeslice.cli.report import elapsed, plan_of
 from timeslice.cli.session import Session
 from timeslice.errors import TimeSliceError, UsageError
@@ -28,7 +28,7 @@ _LOOK_S = 0.5
 
 def _group(text: str) -> tuple[str, int | None]:
     name, equals, amount = text.partition("=")
-    return check_name("group", name), parse_size(amount) if equals else None
+    return check_name("group", name), parse_device_size(amount) if equals else None
 
 
 @click.command(
@@ -55,7 +55,7 @@ Examples:
 )
 @click.option(
     "--device-size",
-    type=parse_size,
+    type=parse_device_size,
     default="256M",
     show_default=True,
     metavar="SIZE",
@@ -84,7 +84,9 @@ def up(
             "and on each node: timeslice agent"
         )
     session: Session = ctx.obj
-    groups = dict.fromkeys(DEFAULT_GROUPS, device_size) | {name: size or device_size for name, size in more}
+    groups = dict.fromkeys(DEFAULT_GROUPS, device_size) | {
+        name: device_size if amount is None else amount for name, amount in more
+    }
     logs.set_up(level="warning")
     stop = threading.Event()
     stack = LocalStack(groups, prefix=session.prefix, data=data, port=port)
