@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.cli.conftest import NODE, Cli, World
 from tests.conftest import ServerFactory
 from timeslice.cli import checks
 from timeslice.cli.checks import Facts, Finding
+from timeslice.cli.main import main
 
 HEALTHY = Facts(
     where="redis://redis:6379",
@@ -72,6 +75,14 @@ def test_no_server_is_a_finding_and_exit_code_5() -> None:
     findings = json.loads(result.stdout)["findings"]
     assert findings[-1]["level"] == "error"
     assert "does not answer" in findings[-1]["what"]
+
+
+def test_no_server_known_is_exit_code_5_too(clean_environment: Path) -> None:
+    """As documented: none is known, so none can be reached; a bad prefix stays a usage error."""
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 5
+    assert "no server is known" in result.stdout
+    assert CliRunner().invoke(main, ["--prefix", "{x}", "doctor"]).exit_code == 2
 
 
 def test_lock_only_groups_need_nothing(cli: Cli, world: World) -> None:

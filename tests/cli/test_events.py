@@ -166,3 +166,8 @@ def test_following_prints_what_happens_and_ends_by_an_interrupt(cli: Cli, world:
     assert json.loads(reader.readline())["group"] == "two"
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
+
+
+def test_more_old_events_than_there_can_be_is_a_usage_error(cli: Cli) -> None:
+    """Not an error of the server."""
+    assert cli("events", "--last", "9" * 23).exit_code == 2

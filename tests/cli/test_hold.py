@@ -106,6 +106,13 @@ def test_a_wait_limit_that_passes_is_exit_code_4_and_nothing_runs(
     assert cli.json("queue", "licences")["waiters"] == []
 
 
+def test_the_wait_limit_of_several_groups_is_told_as_it_was_given(cli: Cli, sleeper: subprocess.Popen[str]) -> None:
+    """Not what was left of it when the last group's turn came."""
+    done = run(cli, "hold", "a", "licences", "--lock-only", "--job", "b", "--timeout", "0.2", "--", "true")
+    assert done.returncode == 4
+    assert "job b was not granted within 0.2 s: job a holds it" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_waiting_leaves_the_queue(
     cli: Cli, sleeper: subprocess.Popen[str], number: signal.Signals
@@ -176,6 +183,9 @@ def test_wrong_command_lines_are_told_before_anything_is_held(cli: Cli) -> None:
     assert run(cli, *LOCK, "--priority", "101", "--", "true").returncode == 2
     missing = run(cli, *LOCK, "--", "no-such-command-here")
     assert (missing.returncode, missing.stderr.count("no such command")) == (127, 1)
+    for there in ("/etc/passwd", "/etc"):
+        known = run(cli, *LOCK, "--", there)
+        assert (known.returncode, known.stderr.count("not executable")) == (126, 1)
     assert cli.json("groups")["groups"] == []
 
 
@@ -185,6 +195,8 @@ def test_a_group_that_nobody_serves_while_others_are_served_is_unknown(cli: Cli,
     done = run(cli, "hold", "trainer", "--job", "a", "--", "true")
     assert done.returncode == 3
     assert "trainers" in done.stderr
+    assert "use --lock-only" in done.stderr
+    assert "lock_only" not in done.stderr
     assert [group["group"] for group in cli.json("groups")["groups"]] == ["trainers"]
 
 

@@ -140,7 +140,10 @@ def test_pause_stops_grants_and_resume_goes_on(cli: Cli, world: World) -> None:
         "phase": "held",
     }
     assert cli.json("queue", "trainers")["holder"]["job"] == "b"
-    assert "was not paused already" in cli("resume", "trainers").stderr
+    assert cli("resume", "trainers").stderr == "trainers was not paused; it is held\n"
+    assert cli("pause", "trainers").stderr == "paused trainers; it is held now\n"
+    assert cli("pause", "trainers").stderr == "trainers was paused already; it is held\n"
+    assert cli("resume", "trainers").stderr == "resumed trainers; it is held now\n"
 
 
 def test_a_group_is_created_changed_shown_and_deleted(cli: Cli) -> None:

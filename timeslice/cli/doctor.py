@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from timeslice.cli import checks
-from timeslice.cli.exits import FAILED, exit_code
+from timeslice.cli.exits import FAILED, UNREACHABLE
 from timeslice.cli.output import clean, json_option, print_json
 from timeslice.cli.session import Session
-from timeslice.errors import TimeSliceError
+from timeslice.errors import ServerUnsuitableError, TimeSliceError
 
 
 @click.command(
@@ -22,16 +22,18 @@ Examples:
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Look for what is wrong, and say what to do about it.
 
-    Exit code 1 if there is an error, 5 if Redis can't be reached; warnings alone are 0.
+    Exit code 1 if there is an error, 5 if Redis can't be reached or none is known; warnings alone are 0.
     """
     session: Session = ctx.obj
+    session.keys  # noqa: B018 - a bad prefix is a mistake of the command line, no finding
     findings = [checks.installation()]
     code = FAILED
     try:
         facts = checks.gather(session)
     except TimeSliceError as error:
         findings.append(checks.Finding("error", "server", str(error), "nothing else could be looked at"))
-        code = exit_code(error)
+        # What names a group was read from a server; no server known is none reached.
+        code = FAILED if isinstance(error, ServerUnsuitableError) or error.group else UNREACHABLE
     else:
         findings += checks.server(facts)
         findings += checks.coordinators(facts)

@@ -107,7 +107,7 @@ Examples:
 \b
 COMMAND finds TIMESLICE_JOB, TIMESLICE_FENCING_TOKENS (GROUP=TOKEN,...) and, with one group,
 TIMESLICE_FENCING_TOKEN in its environment. The exit code is COMMAND's own, 128 + N if signal N ended it,
-127 if it was not found, 4 if the groups were not granted in time.""",
+126 if it is not executable, 127 if it was not found, 4 if the groups were not granted in time.""",
 )
 @click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
 @click.option("--job", metavar="JOB", help="Default: TIMESLICE_JOB, else node and process id.")
@@ -146,8 +146,10 @@ def hold(
     if not command:
         raise click.UsageError("say what to run, behind --, for example: timeslice hold trainers -- python train.py")
     if shutil.which(command[0]) is None:
-        note(f"error: {command[0]}: no such command; nothing was run and nothing is held")
-        ctx.exit(NOT_FOUND)
+        there = os.path.lexists(command[0]) if os.sep in command[0] else shutil.which(command[0], mode=os.F_OK)
+        problem, code = ("not executable", NOT_RUNNABLE) if there else ("no such command", NOT_FOUND)
+        note(f"error: {command[0]}: {problem}; nothing was run and nothing is held")
+        ctx.exit(code)
     session: Session = ctx.obj
     if not Settings().disable:
         session.driver  # noqa: B018 - says within a second if nobody answers
@@ -161,6 +163,7 @@ def hold(
 
     child.listen()
     with Client(session.given_url, job, session.prefix) as client:
+        client.lock_only_words = "--lock-only"
         held = client.hold(
             *groups,
             timeout=timeout,

@@ -90,9 +90,10 @@ def _set_paused(session: Session, group: str, *, pause: bool, as_json: bool) -> 
     changed = bool(view.state.get("paused")) != pause
     if as_json:
         print_json({"group": group, "paused": pause, "changed": changed, "phase": phase})
+    elif changed:
+        note(f"{'paused' if pause else 'resumed'} {group}; it is {phase} now")
     else:
-        state = "paused" if pause else "not paused"
-        note(f"{group} is {state} ({phase})" if changed else f"{group} was {state} already ({phase})")
+        note(f"{group} {'was paused already' if pause else 'was not paused'}; it is {phase}")
 
 
 @click.command(

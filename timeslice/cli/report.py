@@ -144,7 +144,7 @@ def why_it_waits(view: GroupView, position: int, waiter: WaiterView) -> str:
         what = f" ({phase})" if phase else ""
         return f"job {view.holder} holds it for {seconds(elapsed(view, 'granted_at_ms'))} now{what}{_behind(position)}"
     if paused := view.state.get("paused"):
-        return f"the group is {paused}; see: timeslice resume {view.name}"
+        return f"the group is {paused}; to go on: timeslice resume {view.name}"
     if view.phase == "blocked":
         return f"blocked: {view.reason}"
     if view.swap:

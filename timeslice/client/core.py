@@ -56,6 +56,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
     _lease_type: ClassVar[type[BaseLease]]
     _driver_type: ClassVar[type[Any]]
 
+    lock_only_words = "lock_only=True"  # how our caller asks for a plain lock
+
     def __init__(self, url: str | None = None, job: str | None = None, prefix: str | None = None) -> None:
         settings = Settings()
         self.disabled = settings.disable
@@ -103,7 +105,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
         if counter > self.floors.get(group, 0):
             self.floors[group] = counter
 
-    def _acquire(self, group: str, terms: Terms, timeout: float | None) -> Steps[LeaseT]:
+    def _acquire(self, group: str, terms: Terms, timeout: float | None, *, limit: float | None = None) -> Steps[LeaseT]:
+        """``limit``: what the caller gave, of which ``timeout`` is left."""
         keys = self.group_keys(group)
         pid = os.getpid()
         request = Request(
@@ -126,7 +129,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 patience = CALL_DEADLINE_S if timeout is None else min(CALL_DEADLINE_S, max(timeout, 1.0))
                 yield self._pipe([("SADD", self.keys.groups, group)], patience)
                 self._indexed.add(group)
-            grant = yield from self._wait(keys, request, timeout)
+            grant = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
             self.raise_floor(group, grant.counter)
             lease = self._lease_type(self, keys, request, grant, terms.on_lost)
             self.renewer.add(lease)
@@ -146,7 +149,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         grant = Grant(0, "no-op", 0.0, 0.0, "disabled", True, 0, math.inf)
         return self._lease_type(self, keys, request, grant, None)  # type: ignore[return-value]
 
-    def _wait(self, keys: GroupKeys, request: Request, timeout: float | None) -> Steps[Grant]:
+    def _wait(self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None) -> Steps[Grant]:
         started = time.monotonic()
         registered_at = -math.inf
         checked = request.lock_only
@@ -165,6 +168,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 grant: Grant = yield self.driver.drive(
                     flows.acquire(keys, request, floor=floor, timeout_s=left, note=note)
                 )
+            except AcquireTimeoutError as error:
+                # The flow knows only what was left of the limit when it began.
+                told = str(error).replace(f"within {left:g} s", f"within {limit:g} s")
+                raise AcquireTimeoutError(told, group=error.group, job=error.job) from None
             except _Unregistered:
                 yield self._register(keys, request.job)
                 registered_at = time.monotonic()
@@ -193,14 +200,14 @@ class BaseClient(Generic[LeaseT, DriverT]):
             near = difflib.get_close_matches(group, served, n=3, cutoff=0.4) or served[:5]
             raise UnknownGroupError(
                 f"no agent serves group {group!r}; served are: {', '.join(near)}. Check the name, or add it to an "
-                "agent with --group; for a lock without devices use lock_only=True.",
+                f"agent with --group; for a lock without devices use {self.lock_only_words}.",
                 group=group,
             )
         yield self._pipe([("SADD", self.keys.groups, group)])
         if not served:
             _say_once(
                 f"no agent serves group {group}: waiting for one. Start it with `timeslice agent --group {group}`, or "
-                "use lock_only=True for a lock without devices."
+                f"use {self.lock_only_words} for a lock without devices."
             )
 
     def _withdraw(self, keys: GroupKeys, request: Request, error: BaseException) -> Steps[None]:

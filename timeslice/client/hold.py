@@ -83,7 +83,7 @@ class Hold:
             return held
         lease: BaseLease | None = None
         try:
-            lease = yield from client._acquire(group, self._terms, timeout)  # noqa: SLF001
+            lease = yield from client._acquire(group, self._terms, timeout, limit=self._timeout)  # noqa: SLF001
             held = Holding(client, key, lease)
             put(held)
             return held
