@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.conftest import NODE, Cli, World
+from tests.cli.conftest import NODE, Cli, World, eventually
 from timeslice.locks import scripts
 
 LOOKING = [("groups",), ("status",), ("events",), ("nodes",), ("jobs",)]
@@ -135,6 +135,32 @@ def test_jobs_lists_who_holds_and_who_waits_over_all_groups(cli: Cli, world: Wor
     assert rows["a", "trainers"]["job_phase"] == "train"
     assert rows["b", "trainers"]["waiting"] == 1
     assert rows["b", "samplers"]["holds"]
+
+
+def test_the_time_used_counts_the_hold_that_goes_on(cli: Cli, world: World) -> None:
+    """While a job holds, its time grows in `jobs` and `status`, and once it has yielded it stays."""
+    world.serve("trainers")
+    granted = world.acquire("trainers", "a")
+
+    def used() -> float:
+        (job,) = cli.json("jobs")["jobs"]
+        (same,) = cli.json("status", "trainers")["groups"][0]["jobs"]
+        assert same["usage_s"] >= job["usage_s"]
+        return float(job["usage_s"])
+
+    first = eventually(used)
+    eventually(lambda: used() > first)
+    world.driver.run(scripts.yield_(world.keys.group("trainers"), "w-a", granted.token))
+    assert used() >= first
+    assert used() == used()
+
+
+def test_a_group_that_was_never_used_has_no_since(cli: Cli) -> None:
+    """No time is made up: null for programs, nothing for people."""
+    assert cli("group", "create", "licences", "--lock-only").exit_code == 0
+    assert cli.json("queue", "licences")["since_s"] is None
+    assert "licences is idle\n" in cli("queue", "licences").stderr
+    assert " for " not in cli("status", "licences").stdout
 
 
 def test_nodes_shows_what_an_agent_said_and_whether_it_lives(cli: Cli, world: World) -> None:

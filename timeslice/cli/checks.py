@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from timeslice.cli.output import seconds, size
+from timeslice.cli.report import for_long
 from timeslice.cli.session import Session
 from timeslice.locks.scripts import text
 from timeslice.locks.suitable import OLDEST, POLICY
@@ -166,9 +167,7 @@ def group(view: GroupView) -> list[Finding]:
     ]
     if view.phase == "blocked":
         findings.append(
-            Finding(
-                "error", where, f"blocked for {seconds(view.since_s)}: {view.reason}", remedy(view.reason, view.name)
-            )
+            Finding("error", where, f"blocked{for_long(view)}: {view.reason}", remedy(view.reason, view.name))
         )
     elif view.mode == "served" and not view.nodes:
         findings.append(Finding("error", where, "no agent serves it", remedy("no agent serves", view.name)))

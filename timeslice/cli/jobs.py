@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from timeslice.cli.output import json_option, print_json, print_table, seconds, size
+from timeslice.cli.report import used_s
 from timeslice.cli.session import Session
 from timeslice.locks.view import GroupView
 
@@ -74,7 +75,7 @@ def _jobs(view: GroupView) -> list[dict[str, Any]]:
                 "residency": stored.residency if stored else "absent",
                 "device_bytes": sum(member.device_bytes for member in places),
                 "host_bytes": sum(member.host_bytes for member in places),
-                "usage_s": stored.usage_s if stored else 0.0,
+                "usage_s": used_s(view, name),
                 "unheld": any(member.unheld for member in places),
                 "nodes": sorted(member.node for member in places),
                 "processes": registered.count(name),

@@ -37,6 +37,23 @@ def elapsed(view: GroupView, since: str) -> float:
     return max(view.now_ms - at, 0) / 1000 if at else 0.0
 
 
+def used_s(view: GroupView, job: str) -> float:
+    """Time that a job held the group, the hold that it is in included."""
+    stored = view.jobs.get(job)
+    return (stored.usage_s if stored else 0.0) + (elapsed(view, "granted_at_ms") if view.holder == job else 0.0)
+
+
+def since_s(view: GroupView) -> float | None:
+    """How long the group has been in its phase; None if it never was in another."""
+    return view.since_s if view.number("since_ms") else None
+
+
+def for_long(view: GroupView) -> str:
+    """The same for people, to stand behind the phase."""
+    since = since_s(view)
+    return "" if since is None else f" for {seconds(since)}"
+
+
 def plan_of(view: GroupView) -> Plan | None:
     """What the current swap will do; None before its coordinator decided, or if the plan can't be read."""
     try:
@@ -166,7 +183,7 @@ def group_document(view: GroupView, *, emulated: bool) -> dict[str, Any]:
         "emulated": emulated,
         "phase": view.phase,
         "reason": view.reason,
-        "since_s": view.since_s,
+        "since_s": since_s(view),
         "paused": bool(view.state.get("paused")),
         "holder": holder(view),
         "swap": swap(view),
@@ -177,7 +194,7 @@ def group_document(view: GroupView, *, emulated: bool) -> dict[str, Any]:
                 "job": job.job,
                 "residency": job.residency,
                 "host_bytes": job.host_bytes,
-                "usage_s": job.usage_s,
+                "usage_s": used_s(view, job.job),
                 "last_granted_s": job.last_granted_s or None,
                 "token": job.token,
             }

@@ -35,7 +35,7 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
                 (
                     view.name,
                     view.phase,
-                    seconds(view.since_s) if view.number("since_ms") else "",
+                    "" if (since := report.since_s(view)) is None else seconds(since),
                     _with_phase(view.holder, view.state.get("label", "")) if view.holder else "",
                     len(view.queue),
                     ", ".join(view.resident),
@@ -64,7 +64,7 @@ def _print_group(view: GroupView, *, emulated: bool) -> None:
     moving = report.moving(view)
     fields: dict[str, object] = {
         "group": f"{view.name} ({view.mode or 'neither served nor lock-only yet'})",
-        "phase": view.phase + (f" for {seconds(view.since_s)}" if view.number("since_ms") else ""),
+        "phase": view.phase + report.for_long(view),
     }
     if emulated:
         fields["devices"] = "emulated"
@@ -104,7 +104,16 @@ def _print_jobs(view: GroupView) -> None:
         places = [member for (name, _), member in observed.items() if name == job.job]
         where = ", ".join(f"{member.node} {member.state}{' UNHELD' if member.unheld else ''}" for member in places)
         on_device = sum(member.device_bytes for member in places)
-        rows.append((job.job, job.residency, size(on_device), size(job.host_bytes), seconds(job.usage_s), where))
+        rows.append(
+            (
+                job.job,
+                job.residency,
+                size(on_device),
+                size(job.host_bytes),
+                seconds(report.used_s(view, job.job)),
+                where,
+            )
+        )
     print_table(("job", "state", "on device", "in host memory", "used", "where"), rows, empty="")
 
 
@@ -128,7 +137,7 @@ def queue(session: Session, group: str, as_json: bool) -> None:
         note(f"job {held['job']} holds {group} for {seconds(held['held_s'])}{phase}")
     else:
         why = f": {view.reason}" if view.reason else ""
-        note(f"{group} is {view.phase} for {seconds(view.since_s)}{why}")
+        note(f"{group} is {view.phase}{report.for_long(view)}{why}")
     if moving := report.moving(view):
         note(moving)
     _print_queue(view)
