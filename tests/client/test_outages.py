@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,26 @@ def test_a_server_that_forgot_everything_is_survived(server_factory: ServerFacto
     lease.ensure_held()
     with timeslice.Client(url=server.url, job="b") as other, pytest.raises(timeslice.AcquireTimeoutError):
         other.acquire("g", lock_only=True, timeout=0)
+    watcher.close()
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_process_is_known_again_after_data_loss(
+    server_factory: ServerFactory, face: Face, monkeypatch: pytest.MonkeyPatch, holds: bool
+) -> None:
+    """A process may have state on the device, whether it holds or not: it registers again by itself."""
+    monkeypatch.setattr("timeslice.client.renewal.REGISTER_S", 0.2)
+    monkeypatch.setenv("TIMESLICE_NODE", "n1")
+    server = server_factory()
+    client = face.client(url=server.url, job="a")
+    watcher = World(server.url, client.keys.prefix)
+    watcher.serve("g")
+    lease = got(face.acquire(client, "g"))
+    if not holds:
+        face.give_up(lease)
+    watcher.redis.flushall()
+    watcher.serve("g")
+    wait_until(lambda: f"a/n1/{os.getpid()}" in watcher.view().targets, "the process is known again")
     watcher.close()
 
 

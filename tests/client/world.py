@@ -95,6 +95,7 @@ import timeslice
 import timeslice.client.core
 if os.environ["TEST_TTL_MS"]:
     timeslice.client.core.WAITER_TTL_MS = int(os.environ["TEST_TTL_MS"])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be started with the signal ignored
 def say(*words):
     print(*words, flush=True)
 def hear():

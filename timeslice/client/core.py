@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from timeslice.client.identity import new_waiter_id, process_start, this_target
+from timeslice.client.identity import new_waiter_id, process_start, registration
 from timeslice.client.lease import BaseLease
 from timeslice.client.renewal import Renewer, renewer_for
 from timeslice.client.steps import Steps
@@ -133,8 +133,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
             self.raise_floor(group, grant.counter)
             lease = self._lease_type(self, keys, request, grant, terms.on_lost)
             self.renewer.add(lease)
-            if not grant.registered and grant.mode == "served":
-                yield self._register(keys, request.job)
+            if grant.mode == "served":
+                self.renewer.remember(keys, request.job, self.host, self.floors)
+                if not grant.registered:
+                    yield self._register(keys, request.job)
             return lease  # type: ignore[return-value]
         except (AcquireTimeoutError, CancelledByOperatorError, GroupModeError):
             raise  # nothing of ours is left there
@@ -182,11 +184,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 return grant
 
     def _register(self, keys: GroupKeys, job: str) -> Any:
-        target = this_target(keys.name, job, self.host)
-        floor = self.floors.get(keys.name, 0)
-        return self.driver.run(
-            scripts.register(keys, job, target.host, target.pid, target.model_dump_json(), floor=floor)
-        )
+        return self.driver.run(registration(keys, job, self.host, self.floors.get(keys.name, 0)))
 
     def _check_known(self, group: str) -> Steps[None]:
         """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""

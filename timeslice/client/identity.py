@@ -7,6 +7,9 @@ import secrets
 from functools import cache
 from pathlib import Path
 
+from timeslice.locks import scripts
+from timeslice.locks.keys import GroupKeys
+from timeslice.locks.scripts import Call
 from timeslice.models import Target
 
 # What a workload declared about this process, by (group, job): its registration is repeated as it stands, so that
@@ -51,3 +54,9 @@ def this_target(group: str, job: str, host: str) -> Target:
     return Target(
         job=job, host=host, pid=pid, start=process_start(pid), uid=os.getuid(), pid_namespace=_pid_namespace()
     )
+
+
+def registration(keys: GroupKeys, job: str, host: str, floor: int) -> Call[bool]:
+    """The call that makes this process known to its node's agent."""
+    target = this_target(keys.name, job, host)
+    return scripts.register(keys, job, host, target.pid, target.model_dump_json(), floor=floor)

@@ -1,6 +1,8 @@
 """The thread that keeps leases alive: one a process and server, off the main thread, on its own connection.
 
-It also finishes what an interrupted or unlucky caller left: yields and cancels that the server has not answered.
+It also finishes what an interrupted or unlucky caller left: yields and cancels that the server has not answered. And
+it repeats the registrations of this process, which may have state on a device although it holds nothing: after data
+loss an agent that had not heard of it yet would take the device for free.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from timeslice.client.identity import registration
 from timeslice.errors import TimeSliceError
 from timeslice.locks.connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.flows import PATIENCE_S
+from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import Call
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("timeslice")
 
+REGISTER_S = 10.0  # a third of the time in which nobody is granted after data loss
 _RETRY_S = 0.5
 _SHORTEST_REPLY_S = 0.1
 
@@ -40,6 +45,15 @@ class _Errand:
     until: float
 
 
+@dataclass
+class _Registration:
+    keys: GroupKeys
+    job: str
+    host: str
+    floors: dict[str, int]  # its client's
+    at: float
+
+
 class Renewer:
     """Renews each lease every third of its term. Adding and dropping one costs no wake-up unless it is due first."""
 
@@ -47,6 +61,7 @@ class Renewer:
         self._url = url
         self._leases: dict[str, BaseLease] = {}
         self._errands: list[_Errand] = []
+        self._registrations: dict[tuple[str, str, str], _Registration] = {}
         self._wake = threading.Condition()
         self._wake_at = -math.inf  # -inf: awake, and looks before it sleeps
         self._used = False  # since the last time there was nothing to do
@@ -66,6 +81,15 @@ class Renewer:
 
     def drop(self, lease: BaseLease) -> None:
         self._leases.pop(lease.lease_id, None)
+
+    def remember(self, keys: GroupKeys, job: str, host: str, floors: dict[str, int]) -> None:
+        """Repeat this process's registration for as long as it lives."""
+        key = (keys.prefix, keys.name, job)
+        if key not in self._registrations:
+            with self._wake:
+                at = time.monotonic() + REGISTER_S
+                self._registrations[key] = _Registration(keys, job, host, floors, at)
+                self._rouse(at)
 
     def of(self, client: object) -> list[BaseLease]:
         """Leases that a client still holds."""
@@ -98,10 +122,14 @@ class Renewer:
         with self._wake:
             now = time.monotonic()
             leases, errands = list(self._leases.values()), list(self._errands)
-            at = min([lease.renew_at for lease in leases] + [errand.at for errand in errands], default=math.inf)
-            if at == math.inf and self._used:
+            registrations = list(self._registrations.values())
+            due = [lease.renew_at for lease in leases]
+            due += [errand.at for errand in errands]
+            due += [known.at for known in registrations]
+            at = min(due, default=math.inf)
+            if not leases and not errands and self._used and at > now:
                 # A lease was here and is gone: the next one, likely soon, must not have to wake us.
-                at, self._used = now + self._reply_s, False
+                at, self._used = min(at, now + self._reply_s), False
             if at > now:
                 self._wake_at = at
                 self._wake.wait(None if at == math.inf else at - now)
@@ -114,6 +142,9 @@ class Renewer:
         for errand in errands:
             if errand.at <= time.monotonic():
                 answers = self._attempt(errand, send=answers) and answers
+        for known in registrations:
+            if known.at <= time.monotonic():
+                answers = self._register(known, send=answers) and answers
 
     def _renew(self, lease: BaseLease, *, send: bool) -> bool:
         """False if the server did not answer; then the others of this turn are not sent."""
@@ -149,6 +180,17 @@ class Renewer:
                     self._errands.remove(errand)
         errand.at = time.monotonic() + _RETRY_S
         return False
+
+    def _register(self, known: _Registration, *, send: bool) -> bool:
+        if send:
+            try:
+                floor = known.floors.get(known.keys.name, 0)
+                self._connection().run(registration(known.keys, known.job, known.host, floor), deadline_s=0)
+            except TimeSliceError as error:
+                log.info("group %s: registration of job %s: %s", known.keys.name, known.job, error)
+                send = False
+        known.at = time.monotonic() + REGISTER_S
+        return send
 
     def _connection(self) -> SyncDriver:
         if self._driver is None or self._driver_reply_s != self._reply_s:
