@@ -71,6 +71,39 @@ async def test_after_flushall_the_agent_is_back_with_members_and_floor(
         await rig.close()
 
 
+async def test_processes_that_redis_lost_are_written_back_for_the_next_agent(rig: Rig) -> None:
+    """The agent heard of a process, then the registrations are lost: it repeats them, so that whoever loses its own
+    memory next still finds the job."""
+    async with rig.agent(ttl_s=0.9):
+        process = await rig.job("a", 600)
+        await until(lambda: rig.member("a"), "the agent has looked")
+        before = (await rig.view()).targets
+        await rig.driver.client.delete(rig.group.targets)
+
+        async def back() -> bool:
+            return (await rig.view()).targets == before
+
+        await until(back, f"process {process.pid} is registered again")
+
+
+async def test_what_the_agent_passes_on_proves_a_loss_from_the_first_beat(
+    server_factory: ServerFactory, prefix: str, tmp_path: Path
+) -> None:
+    """The number that the group was at when the agent joined is on disk before anything else happens, and the
+    heartbeat carries it: a server that forgot all of it is told at once, and grants nobody."""
+    rig = Rig(server_factory().url, prefix, tmp_path)
+    try:
+        await rig.driver.run(scripts.heartbeat(rig.group, "n2", 60_000, floor=10**15))
+        async with rig.agent(ttl_s=600.0):
+            assert _counter_on_disk(rig, 10**15)
+            await rig.driver.client.flushall()
+        async with rig.agent(ttl_s=600.0):
+            assert (await rig.view()).counter >= 10**15
+            assert [event["floor"] for event in await rig.events("StateLost")] == [str(10**15)]
+    finally:
+        await rig.close()
+
+
 def _counter_on_disk(rig: Rig, floor: int) -> bool:
     return f'"floor":{floor}' in (rig.folder / "state" / "groups" / rig.name / "journal.json").read_text()
 

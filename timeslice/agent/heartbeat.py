@@ -29,12 +29,14 @@ class Heartbeat:
 
     async def join(self) -> None:
         """The first beat. Every known job was probed before anything is said. Raises what is wrong."""
-        view = await self._scope.driver.view(self._scope.keys)
+        scope = self._scope
+        view = await scope.driver.view(scope.keys)
         await self._take(view)
-        self._scope.raise_floor(view.counter)
-        number = self._scope.floor
+        scope.raise_floor(view.counter)
+        number = scope.floor
         found = await self._looker.look(view, first=True)
         pulse = await self._pulse(view)
+        await scope.keep_floor(fence=pulse.token)  # from now on, a server that knows less has lost data
         await self._report(pulse, found, number)
 
     async def run(self) -> None:
@@ -89,6 +91,10 @@ class Heartbeat:
         if not pulse.known:
             log.info("node %s joined group %s", scope.node, scope.name)
         scope.raise_floor(pulse.counter)
+        for target in scope.registry.missing(view.targets):
+            record = target.model_dump_json()
+            again = scripts.register(scope.keys, target.job, target.host, target.pid, record, floor=scope.floor)
+            await scope.driver.run(again, deadline_s=self._ttl_s / 3)
         return pulse
 
     def _vouch(self, view: GroupView) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +77,11 @@ class TargetRegistry:
         self._raw = {name: raw for name, raw in self._raw.items() if name in records}
         if (now := self._targets()) != before:
             await self._store(now)
+
+    def missing(self, records: Collection[str]) -> list[Target]:
+        """Living processes that the group's ``targets`` hash does not name: it lost them."""
+        living = [watched.target for watched in self._living()]
+        return [target for target in living if f"{target.job}/{target.host}/{target.pid}" not in records]
 
     def jobs(self) -> tuple[str, ...]:
         """Jobs with a living process here."""
