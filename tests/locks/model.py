@@ -122,7 +122,7 @@ class Model:
         for waiter in self.queue:
             waiter.alive = again(waiter.alive, TTL)
         if self.quiet > self.last:
-            self.quiet = self.now + QUIET
+            self.quiet = again(self.quiet, QUIET)
         self.rebased = min(self.rebased, self.now) if back else self.now
 
     def _reap(self) -> None:

@@ -3,14 +3,15 @@ Renews a lease; the first renewal confirms the grant. After data loss it puts th
 ARGV  1 floor  2 lease id  3 token  4 job  5 host  6 pid  7 start  8 lease_ms  9 label
       10 'lock' if the lease is of a lock-only group, else 'served'
 Reply ok deadline_ms counter pending_waiters | lost holder_job holder_token counter
-Events LeaseReinstalled, and what advance and reap emit
+Events LeaseReinstalled, LeaseReclaimed, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
 local lease, token, job, lease_ms = ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[8])
 
 begin(true)
--- S.token is that of the last grant this server remembers: less than ours means that it forgot ours.
-local lost_here = S.lease_id == '' and S.token < token and S.swap_id == 0
+-- S.token is that of the last grant this server remembers: less than ours means that it forgot ours. What it takes for
+-- the lease then is older, and had ended before ours was granted; only a swap that is newer than ours speaks against us.
+local lost_here = S.token < token and S.swap_id < token
 settle_clock()
 if S.lease_id == lease and S.token == token and S.deadline_ms >= now then
   set('confirmed', '1')
@@ -18,7 +19,13 @@ if S.lease_id == lease and S.token == token and S.deadline_ms >= now then
   set('deadline_ms', now + lease_ms)
   redis.call('DEL', grant_prefix .. lease)
 elseif lost_here and not has_ended(lease) then
-  -- The server forgot a lease that it had granted: nobody else can have been granted since.
+  if S.lease_id ~= '' then
+    remember_ended(S.lease_id)
+    end_lease('LeaseReclaimed', 'why', 'the server had forgotten that it ended')
+  end
+  if S.swap_id ~= 0 then
+    clear_swap()
+  end
   set('mode', ARGV[10])
   set('lease_id', lease)
   set('job', job)

@@ -67,15 +67,6 @@ local function start_swap(waiter, job)
   wake('swap')
 end
 
-local function clear_swap()
-  set('swap_id', 0)
-  set('swap_waiter', '')
-  set('swap_job', '')
-  set('swap_step', '')
-  set('plan', '')
-  set_phase('idle', '')
-end
-
 -- A swap that nothing was ordered for yet costs nothing to drop.
 local function drop_unplanned_swap()
   if S.swap_step == 'new' and S.swap_waiter ~= '' and not redis.call('ZSCORE', queue_key, S.swap_waiter) then

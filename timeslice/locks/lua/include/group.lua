@@ -86,6 +86,32 @@ local function set_phase(phase, reason)
   end
 end
 
+local function clear_swap()
+  set('swap_id', 0)
+  set('swap_waiter', '')
+  set('swap_job', '')
+  set('swap_step', '')
+  set('plan', '')
+  set_phase('idle', '')
+end
+
+-- The server knows less than somebody else does. What it says of leases and swaps may be old, so nobody is granted while
+-- holders renew and agents tell what is there; and a swap that began before what was lost is nobody's any more.
+local function note_loss()
+  set('counter', floor)
+  set('seq', math.max(S.seq, floor))
+  set('quiet_until_ms', now + math.min(math.max(S.lease_ms, LEASE_MS), MAX_PAUSE_MS))
+  if S.swap_id ~= 0 then
+    clear_swap()
+  end
+  local unheard = ''
+  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+    unheard = unheard .. ' ' .. node .. ' '
+  end
+  set('unheard', unheard)
+  emit('StateLost', 'floor', digits(floor))
+end
+
 -- After a clock step or an outage nobody had the chance to renew: everyone gets a full term again, once for each sign
 -- of life. The server can't tell an outage from a group where nothing happened for a while, and in such a group
 -- whoever looks in now and then would else keep the dead alive for ever.
@@ -121,7 +147,7 @@ local function rebase()
     set('swap_since_ms', math.min(S.swap_since_ms, now))
   end
   if S.quiet_until_ms > S.clock_ms then
-    set('quiet_until_ms', now + LEASE_MS)
+    set('quiet_until_ms', again(S.quiet_until_ms, LEASE_MS)) -- once: else who looks in rarely would prolong it for ever
   end
   set('changed_ms', math.min(S.changed_ms, now)) -- from the future it would undo every deferral at once
   set('rebased_ms', back and math.min(S.rebased_ms, now) or now)
@@ -171,11 +197,7 @@ local function settle_clock()
     rebase()
   end
   if floor > S.counter then
-    -- The caller knows more than the server: data was lost. Nobody is granted while the others come back.
-    set('counter', floor)
-    set('seq', math.max(S.seq, floor))
-    set('quiet_until_ms', now + math.min(math.max(S.lease_ms, LEASE_MS), MAX_PAUSE_MS))
-    emit('StateLost', 'floor', digits(floor))
+    note_loss()
   end
 end
 
