@@ -76,7 +76,7 @@ def acquire(group: GroupKeys, request: Request, *, floor: int = 0, score: str = 
         if kind == "mode":
             raise GroupModeError(
                 f"group {group.name} is {text(reply[1])}, not lock-only: agents swap device state there. "
-                "Leave lock_only out, or use another group name.",
+                "Ask for it without lock-only, or use another group name.",
                 group=group.name,
                 job=request.job,
             )
