@@ -9,6 +9,7 @@ is ``<job>.json``, the knobs are in ``knobs.json``: operation -> settings::
     hang      wait for ever, until the file `release` appears
     die       kill the agent's process: "before" or "after" the work
     share     of the memory that a suspend really frees
+    lie       report success and do nothing
     late      seconds after which the rest of it is freed
 """
 
@@ -133,7 +134,7 @@ class KnobBackend(Backend):
             calls.write(f"{operation} {job.job}\n")
         knobs = await self._knobs(operation)
         entry = self._fake.read(job.job)
-        if entry:
+        if entry and not knobs.get("lie"):
             self._fake.write(job.job, {**entry, "pid": job.targets[0].pid, **values})
         if knobs.get("die") == "after":
             os.kill(os.getpid(), signal.SIGKILL)

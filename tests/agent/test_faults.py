@@ -34,6 +34,33 @@ async def test_a_suspend_that_claims_success_without_freeing_fails(rig: Rig, sha
         assert (await rig.view()).jobs["a"].residency == "resident"
 
 
+@pytest.mark.parametrize("size", [600, 0])
+async def test_a_suspend_that_claims_success_without_moving_fails(rig: Rig, size: int) -> None:
+    """The job is looked at afterwards, also where there are no bytes to measure: it is resident, so the step fails."""
+    async with rig.agent():
+        await rig.job("a")
+        rig.fake.load("a", size)
+        swap = await rig.begin_swap("a", into="b")
+        rig.fake.knob("suspend", lie=1)
+        failed = await _commit(rig, swap, "a", "b")
+        assert failed["step"] == "failed"
+        assert "knobs reported it suspended, but it is resident" in failed["error"]
+
+
+async def test_a_restore_that_claims_success_without_moving_fails(rig: Rig) -> None:
+    """The job is looked at afterwards: it is still suspended, so the step fails and nobody is let in."""
+    async with rig.agent():
+        await rig.job("a", 600)
+        await rig.swap("a", into="b")
+        await rig.yield_("b")
+        await rig.acquire("a")
+        swap = await rig.plan("b", into="a")
+        rig.fake.knob("restore", lie=1)
+        failed = await _commit(rig, swap, "b", "a")
+        assert failed["step"] == "failed"
+        assert "knobs reported it restored, but it is suspended" in failed["error"]
+
+
 async def test_memory_that_is_freed_late_is_waited_for(rig: Rig) -> None:
     """G06: the memory is free only after a while; the suspend succeeds then, and not before."""
     async with rig.agent():

@@ -116,6 +116,26 @@ async def test_gone_is_reported_only_when_the_memory_is_free(rig: Rig) -> None:
         assert [event["job"] for event in await rig.events("JobGone")] == ["a"]
 
 
+async def test_a_step_waits_until_a_dead_jobs_memory_is_free(rig: Rig) -> None:
+    """F02: the job that has to leave is dead, but its device memory is still taken: the step is not done before that
+    is measured free, for the next job would load into a device that is not empty."""
+    async with rig.agent(ttl_s=600.0):
+        process = await rig.job("a", 600)
+        swap = await rig.begin_swap("a", into="b")
+        assert (await rig.order(rig.command(swap, "prepare", "a", into="b")))["step"] == "prepared"
+        ghost = rig.spawn()  # keeps the fake memory alive under the dead process's number
+        rig.fake.write("ghost", {**rig.fake.read("a"), "pid": ghost.pid, "as": process.pid})
+        process.kill()
+        process.wait()
+        await rig.step("prepare", "commit")
+        failed = await rig.order(rig.command(swap, "commit", "a", into="b", suspend_timeout_ms=300))
+        assert failed["step"] == "failed"
+        assert "600 bytes of its device memory are still taken" in failed["error"]
+        ghost.kill()
+        ghost.wait()
+        assert (await rig.order(rig.command(swap, "commit", "a", into="b")))["step"] == "done"
+
+
 async def test_a_job_that_ends_during_its_own_suspend_counts_as_out(rig: Rig) -> None:
     """F02: the finisher dies while it is suspended: the swap goes on, no fault, the next job gets in."""
     async with rig.agent():

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.knobs import make
 from tests.agent.rig import Rig, until
 from tests.conftest import ServerFactory
+from timeslice.backends.base import Backend, Context, Job, Probe
 from timeslice.errors import GroupModeError, RefusedError, ServerUnsuitableError, UsageError
 from timeslice.locks import scripts
 
@@ -104,8 +106,48 @@ async def test_what_the_agent_passes_on_proves_a_loss_from_the_first_beat(
         await rig.close()
 
 
+async def test_a_grant_reaches_the_fence_on_disk(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """An order older than a grant that the agent has seen is refused without asking Redis, also after a restart."""
+    async with rig.agent(ttl_s=0.9):
+        granted = await rig.acquire("a")
+        await until(lambda: f'"fence":{granted.token}' in _journal(rig), "the grant is on disk")
+    async with rig.agent(ttl_s=600.0):
+        await rig.send(rig.command(granted.token - 1, "prepare", "a", into="b", epoch=1))
+        await rig.idle()
+        assert f"swap or grant {granted.token} was seen already; nothing was touched" in caplog.text
+        assert rig.fake.calls() == []
+
+
+async def test_jobs_are_looked_at_before_the_node_joins(rig: Rig) -> None:
+    """At the start an agent probes what it remembers, and only then says that it lives: until then nobody is granted
+    on the word of a node that has not looked."""
+    async with rig.agent():
+        await rig.job("a", 600)
+        await until(lambda: rig.member("a"), "the agent has looked")
+    await rig.driver.run(scripts.leave(rig.group, rig.node, by="operator"))
+    joined: list[bool] = []
+
+    def spying(name: str, context: Context) -> Backend:
+        backend = make(name, context)
+        probe = backend.probe
+
+        async def look(job: Job) -> Probe:
+            joined.append(rig.node in (await rig.view()).nodes)
+            return await probe(job)
+
+        backend.probe = look  # type: ignore[method-assign]
+        return backend
+
+    async with rig.agent(make_backend=spying, ttl_s=600.0):
+        assert joined[0] is False
+
+
+def _journal(rig: Rig) -> str:
+    return (rig.folder / "state" / "groups" / rig.name / "journal.json").read_text()
+
+
 def _counter_on_disk(rig: Rig, floor: int) -> bool:
-    return f'"floor":{floor}' in (rig.folder / "state" / "groups" / rig.name / "journal.json").read_text()
+    return f'"floor":{floor}' in _journal(rig)
 
 
 async def test_a_restarted_agent_knows_what_redis_lost(

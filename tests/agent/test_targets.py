@@ -90,6 +90,14 @@ async def test_a_process_that_is_not_the_one_that_registered_is_never_watched(
         assert {(e.pid, e.start) for e in known.registry.ended} == {(target.pid, 1)}
 
 
+async def test_a_reused_number_is_not_the_leases_process(rig: Rig, known: Registry) -> None:
+    """A lease names number and start time of its process; a later process with that number is not vouched for."""
+    target = rig.target("a", rig.spawn().pid)
+    await known.take(target)
+    assert known.registry.find("a", str(target.pid), str(target.start - 1)) is None
+    assert known.registry.find("a", str(target.pid), str(target.start)) == target
+
+
 async def test_only_processes_of_this_node_are_taken(rig: Rig, known: Registry) -> None:
     """The hash names the processes of all nodes."""
     await known.take(rig.target("a", os.getpid(), host="n2"))

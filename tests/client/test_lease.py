@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -118,6 +119,24 @@ def test_a_grant_after_data_loss_has_a_higher_token(face: Face, world: World) ->
     assert "StateLost" in world.event_types()
     world.redis.hset(world.group().state, "quiet_until_ms", 1)
     assert got(waiting).fencing_token > 2**52
+
+
+def test_a_renewal_tells_the_server_the_highest_number(face: Face, world: World) -> None:
+    """A holder that knows more than the server says so with its next renewal: the loss is noticed, tokens rise on."""
+    client = face.client(job="a")
+    lease = got(face.acquire(client, "g", lock_only=True, lease=1))
+    client.raise_floor("g", 2**52)
+    wait_until(lambda: world.view().counter >= 2**52, "the server has learnt the number")
+    lease.ensure_held()
+
+
+def test_a_renewed_lease_counts_from_when_it_was_asked_for(face: Face, world: World) -> None:
+    """However late the answer to a renewal comes, the holder's lease is over before the server's."""
+    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=600))
+    asked = time.monotonic() - 100
+    lease.note_renewal(scripts.Renewed(counter=1, pending=0), asked)
+    assert lease.expires_at == asked + 600
+    assert lease.renew_at == asked + 200
 
 
 def test_without_a_server_a_lock_only_lease_ends_with_its_time(proxy: Proxy, face: Face, world: World) -> None:
