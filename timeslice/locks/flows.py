@@ -55,11 +55,13 @@ def acquire(
     *,
     floor: int = 0,
     timeout_s: float | None = None,
+    limit_s: float | None = None,
     note: Callable[[Queued], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[Op, Any, Grant]:
     """Wait for the group. ``note`` is told at each refresh why the waiter still waits; what it raises ends the wait.
 
+    ``limit_s`` is what the user gave, of which ``timeout_s`` is left; it is only named in the error.
     Raises AcquireTimeoutError after ``timeout_s`` (the entry is withdrawn first), CancelledByOperatorError, and
     RedisUnreachableError when the first call goes unanswered or an outage outlasts PATIENCE_S. A caller that is
     interrupted must send ``scripts.cancel`` itself: the flow is not there any more to do it.
@@ -96,7 +98,7 @@ def acquire(
             note(reply)
         if left() <= 0:
             yield scripts.cancel(group, request.waiter, floor=floor)
-            raise _timed_out(group, request, reply, timeout_s)
+            raise _timed_out(group, request, reply, timeout_s if limit_s is None else limit_s)
         block_ms = min(request.ttl_ms / 3, left() * 1000)
         if reply.holder and reply.mode == "lock":
             block_ms = min(block_ms, reply.holder_ms + _EXPIRY_MARGIN_MS)  # nobody else wakes us when it expires
