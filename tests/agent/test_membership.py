@@ -142,6 +142,19 @@ async def test_jobs_are_looked_at_before_the_node_joins(rig: Rig) -> None:
         assert joined[0] is False
 
 
+async def test_a_heartbeat_carries_the_highest_number(rig: Rig) -> None:
+    """An agent with nothing to tell still proves a loss: the number that the server forgot comes with each beat."""
+    async with rig.agent(ttl_s=0.9):
+        await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=10**15))
+        await until(lambda: _counter_on_disk(rig, 10**15), "the floor is on disk")
+        await rig.driver.client.hset(rig.group.state, "counter", "5")
+
+        async def told() -> bool:
+            return (await rig.view()).counter >= 10**15
+
+        await until(told, "the server knows the number again")
+
+
 def _journal(rig: Rig) -> str:
     return (rig.folder / "state" / "groups" / rig.name / "journal.json").read_text()
 
