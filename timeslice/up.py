@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from timeslice.agent.service import AgentOptions, run_agent
-from timeslice.arena.device import MARKER, Device
+from timeslice.arena.device import MARKER, Device, whole_pages
+from timeslice.arena.errors import DeviceInUseError, EmulatedDeviceError
+from timeslice.arena.survey import arenas_of
 from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
 from timeslice.embedded import EmbeddedServer
 from timeslice.errors import RefusedError, TimeSliceError
@@ -92,6 +94,7 @@ class LocalStack:
         self._state = (data or self._folder) / "agent"
         self.server = EmbeddedServer(self._folder / "server", data=data and data / "redis", port=port)
         self._lock: int | None = None
+        self._inherited: set[Path] = set()  # devices of one that was killed, with the memory of living processes
         self._workers: list[Worker] = []
 
     @property
@@ -99,10 +102,11 @@ class LocalStack:
         return self.server.url
 
     def start(self) -> Self:
-        """Bring everything up. RefusedError if another one of this user runs; then nothing was touched."""
+        """Bring everything up. RefusedError if another one of this user runs, or if a device has another size than
+        asked for and is in use; then nothing was touched."""
         self._lock = _claim(self._folder / "up.lock")
         try:
-            self._remove_leftovers()
+            self._take_over()
             self._start_server()
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()} {self.url}\n".encode(), 0)
@@ -125,15 +129,33 @@ class LocalStack:
             self._await_ready()
             publish_url(self.url)
         except BaseException:
-            self.stop()
+            self._take_down(keep=self._inherited)
             raise
+        self._inherited = set()
         return self
 
-    def _remove_leftovers(self) -> None:
-        """What one that was killed left. Its tokens would tell the new, empty server that it lost data."""
-        self._remove_devices()
-        if self.data is None:
+    def _take_over(self) -> None:
+        """Go on with what one that was killed left, where living processes have memory; remove it elsewhere."""
+        folders = self._device_folders()
+        found = _tenants() if folders else {}
+        tenants = {folder: pids for folder in folders if (pids := found.get(os.path.realpath(folder)))}
+        self._inherited = set(folders)  # until all were looked at: a refusal touches nothing
+        for folder, pids in tenants.items():
+            self._check_size(folder, pids)
+        self._remove_devices(keep=set(tenants), force=False)
+        self._inherited = set(self._device_folders())
+        # Tokens of nobody would tell the new, empty server that it lost data. Of those who live the agent has to know.
+        if self.data is None and not tenants:
             shutil.rmtree(self._state, ignore_errors=True)
+
+    def _check_size(self, folder: Path, pids: set[int]) -> None:
+        wanted = self.groups.get(folder.name)
+        if wanted is not None and (found := Device.open(folder).capacity) != whole_pages(wanted):
+            raise RefusedError(
+                f"the emulated device of group {folder.name} has {found} bytes and not {wanted}, and can't be made "
+                f"anew: an earlier `timeslice up` was killed, and processes {', '.join(map(str, sorted(pids)))} still "
+                f"have memory on it. End them, or give the group its old size: --group {folder.name}={found}"
+            )
 
     def _start_server(self) -> None:
         until = time.monotonic() + _LOCK_S
@@ -170,14 +192,17 @@ class LocalStack:
 
     def stop(self) -> None:
         """Take everything down and leave nothing behind but ``data``. May be called in any state."""
+        self._take_down(keep=set())
+
+    def _take_down(self, *, keep: set[Path]) -> None:
         if self._lock is None:
             return  # never started, or refused: what runs here is another one's
         withdraw_url(self.url)
         for worker in reversed(self._workers):  # the agent leaves its groups while somebody still listens
             worker.stop()
-        self._remove_devices()
+        self._remove_devices(keep=keep)
         self.server.stop()
-        self._remove_files()
+        self._remove_files(keep_state=bool(keep))
 
     def kill(self) -> None:
         """End at once: what is under way is not waited for."""
@@ -188,26 +213,47 @@ class LocalStack:
         self._remove_devices()
         self._remove_files()
 
-    def _remove_devices(self) -> None:
-        for folder in sorted(self._devices.glob("*")) if self._devices.is_dir() else []:
+    def _device_folders(self) -> list[Path]:
+        return sorted(self._devices.glob("*")) if self._devices.is_dir() else []
+
+    def _remove_devices(self, *, keep: set[Path] | None = None, force: bool = True) -> None:
+        """All but those to keep. Forced, processes that have memory there keep it, and nobody gets new memory there;
+        else a device in use stays as it is."""
+        for folder in self._device_folders():
+            if keep and folder in keep:
+                continue
             try:
                 if os.path.lexists(folder / MARKER):
-                    # Processes that still have memory on it keep it; nobody gets new memory there.
-                    Device.open(folder).destroy(force=True)
+                    Device.open(folder).destroy(force=force)
                 folder.rmdir()
+            except DeviceInUseError as error:
+                logger.warning("%s; it is used as it is", error)
             except (OSError, TimeSliceError) as error:
                 logger.warning("emulated device %s was not removed: %s", folder, error)
         with contextlib.suppress(OSError):  # not there, or not empty: said above
             self._devices.rmdir()
 
-    def _remove_files(self) -> None:
+    def _remove_files(self, *, keep_state: bool = False) -> None:
         assert self._lock is not None
         shutil.rmtree(self._folder / "server", ignore_errors=True)
-        if self.data is None:
+        if self.data is None and not keep_state:
             shutil.rmtree(self._state, ignore_errors=True)
         (self._folder / "up.lock").unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = None
+
+
+def _tenants() -> dict[str, set[int]]:
+    """Path of an emulated device -> living processes with an arena there, be its memory on the device or saved."""
+    found: dict[str, set[int]] = {}
+    for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]:
+        try:
+            arenas = arenas_of(pid)
+        except (EmulatedDeviceError, OSError):
+            continue  # it ended meanwhile, or is another user's
+        for arena in arenas:
+            found.setdefault(arena.device, set()).add(pid)
+    return found
 
 
 def _claim(path: Path) -> int:

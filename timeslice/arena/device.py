@@ -66,7 +66,7 @@ class Device:
         folder = os.path.realpath(path)
         if capacity_bytes < PAGE:
             raise UsageError(f"emulated device {folder}: capacity {capacity_bytes} is less than a page of {PAGE}")
-        capacity = -(-capacity_bytes // PAGE) * PAGE
+        capacity = whole_pages(capacity_bytes)
         os.makedirs(folder, mode=mode, exist_ok=True)
         parent = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -170,6 +170,11 @@ class Device:
             os.ftruncate(fd, 0)
         if self._ledger is not None:
             self._ledger.claim(owner, total, self.capacity)
+
+
+def whole_pages(amount: int) -> int:
+    """The capacity of a device of which ``amount`` bytes were asked for."""
+    return -(-amount // PAGE) * PAGE
 
 
 def _mount(folder: str, capacity: int, mode: int, *, required: bool) -> bool:
