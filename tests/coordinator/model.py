@@ -126,7 +126,8 @@ class Model:
                 )
                 self.step, self.reason = after, why if again else ""
                 self._rearm(budget)
-            case swap.Hang(reason):
+            case swap.Hang(step, reason):
+                assert step == self.step
                 assert self.reason != reason
                 self.reason = reason
             case swap.Promote():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -82,6 +84,23 @@ def test_a_node_that_left_and_came_back_is_not_committed() -> None:
     action = decide(view, Memory())
     assert isinstance(action, swap.Move)
     assert action.after == "rollback"
+
+
+@pytest.mark.parametrize("step", ["prepare", "commit", "rollback"])
+def test_an_unreachable_node_is_shown_at_once(step: str) -> None:
+    """F01: a node that began falls silent: the group says so long before the deadline, once, and the swap is not
+    given up; when it beats again the reason goes."""
+    plan = Plan(out=("a",), nodes=("n1",)).model_dump_json()
+    state = {"swap_id": 7, "swap_job": "b", "swap_step": step, "plan": plan, "swap_deadline_ms": NOW + 300_000}
+    nodes, memory = {"n1": (7, f"begun {step}")}, Memory(sent=frozenset({"n1"}))
+    alive = view_of(state=state, jobs={"a": "suspending"}, nodes=nodes)
+    assert isinstance(decide(alive, memory), swap.Wait)
+    silent = {"n1": replace(alive.nodes["n1"], alive=False, heartbeat_age_s=2.0)}
+    reason = f"node n1 unreachable since @{NOW - 2000}; goes on by itself when its agent returns"
+    assert decide(replace(alive, nodes=silent), memory) == swap.Hang(step, reason)
+    shown = {**alive.state, "reason": reason}
+    assert isinstance(decide(replace(alive, nodes=silent, state=shown), memory), swap.Wait)
+    assert decide(replace(alive, state=shown), memory) == swap.Hang(step, "")
 
 
 def test_pauses_double_up_to_thirty_seconds() -> None:

@@ -129,6 +129,28 @@ async def test_a_node_that_is_late_with_its_move_blocks_until_it_reports(world: 
     assert len(await world.events("SwapStarted")) == 1
 
 
+async def test_a_node_that_falls_silent_in_a_commit_is_named(world: World) -> None:
+    """F01: its agent dies in mid-commit: the group says which node, long before the deadline, and the same swap is
+    finished when the agent is back."""
+    await world.open("n1")
+    await world.load("a")
+    agent = world.agents["n1"]
+    gate = agent.gates["commit"] = asyncio.Event()
+    await world.coordinate(lease_ms=900)
+    waiting = world.ask("b")
+    await world.until(lambda view: view.nodes["n1"].step == "begun commit", "it moves")
+    await world.run(scripts.heartbeat(world.group, "n1", 1))
+    view = await world.until(lambda view: view.phase == "blocked", "blocked")
+    assert view.reason.startswith("node n1 unreachable since 2")
+    assert view.reason.endswith(" UTC; goes on by itself when its agent returns")
+    await world.run(scripts.heartbeat(world.group, "n1", 60_000))
+    view = await world.until(lambda view: view.phase == "swapping", "going on")
+    assert view.reason == ""
+    gate.set()
+    assert (await waiting).how == "first load"
+    assert len(await world.events("SwapStarted")) == 1
+
+
 async def test_a_rollback_beyond_its_deadline_is_ordered_again(world: World) -> None:
     """One node fails, the other one's agent sleeps through the rollback's whole deadline: its order has become too
     late to be taken, so it gets a new one, and the swap ends."""

@@ -173,9 +173,9 @@ class GroupActor:
                 return view
             case swap.Move():
                 return await self._move(action, view)
-            case swap.Hang(reason):
-                log.warning("group %s: swap %d: %s", self.name, number, reason)
-                await run(scripts.step(group, number, epoch, "commit", "commit", 0, reason=reason, floor=floor))
+            case swap.Hang(step, reason):
+                log.warning("group %s: swap %d: %s", self.name, number, reason or "goes on")
+                await run(scripts.step(group, number, epoch, step, step, 0, reason=reason, floor=floor))
                 return None
             case swap.Promote(how):
                 return await self._promote(how, view)

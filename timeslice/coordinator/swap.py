@@ -21,6 +21,7 @@ SILENT_PAUSE_MS = 15_000  # a waiter's time to live: by then it has spoken or is
 _FINAL = frozenset({"failed", "rolled back"})
 _SAVED = frozenset({Residency.SUSPENDING, Residency.SUSPENDED, Residency.RESTORING})
 _GRANTABLE = frozenset({Residency.RESIDENT, Residency.ABSENT, Residency.GONE})
+_RETURNS = "goes on by itself when its agent returns"
 _REACHED = {"prepare": "prepared", "commit": "done"}
 
 
@@ -71,8 +72,9 @@ class Move:
 
 @dataclass(frozen=True)
 class Hang:
-    """Show why the commit does not go on."""
+    """Show why the step does not go on; nothing when it does again."""
 
+    step: str
     reason: str
 
 
@@ -210,7 +212,8 @@ def _prepare(view: GroupView, memory: Memory, plan: Plan) -> Action:
         return undo(view, memory, f"node {busy[0].node} was not ready within {_seconds(view)}")
     if not missing and not busy:
         return Move("prepare", "commit", swap_budget_ms(view))
-    return _send(memory, plan, "prepare", missing) or Wait(due + (0 if missing else GRACE_MS), len(missing) + len(busy))
+    until = due + (0 if missing else GRACE_MS)
+    return _send(memory, plan, "prepare", missing) or _watch(view, [*missing, *busy], until)
 
 
 def _commit(view: GroupView, memory: Memory, plan: Plan) -> Action:
@@ -221,11 +224,12 @@ def _commit(view: GroupView, memory: Memory, plan: Plan) -> Action:
         return undo(view, memory, _never_took(missing[0], view))
     if busy and view.now_ms >= due + GRACE_MS:
         reason = _overdue(busy[0], view, plan)
-        return Wait() if view.state.get("reason") == reason else Hang(reason)
+        return Wait() if view.state.get("reason") == reason else Hang("commit", reason)
     if not missing and not busy:
         unfit = _unfit(view)
         return undo(view, memory, unfit) if unfit else Promote(_how(view, plan))
-    return _send(memory, plan, "commit", missing) or Wait(due + (0 if missing else GRACE_MS), len(missing) + len(busy))
+    until = due + (0 if missing else GRACE_MS)
+    return _send(memory, plan, "commit", missing) or _watch(view, [*missing, *busy], until)
 
 
 def _roll_back(view: GroupView, memory: Memory) -> Action:
@@ -237,12 +241,24 @@ def _roll_back(view: GroupView, memory: Memory) -> Action:
         return undo(view, memory, "")
     if view.now_ms >= due + GRACE_MS:
         return Move("rollback", "rollback", swap_budget_ms(view), _overdue(unfinished[0], view, plan))
-    return _send(memory, plan, "rollback", unfinished) or Wait(due + GRACE_MS, len(unfinished))
+    return _send(memory, plan, "rollback", unfinished) or _watch(view, unfinished, due + GRACE_MS)
 
 
 def _send(memory: Memory, plan: Plan, step: Step, nodes: list[NodeView]) -> Send | None:
     unsent = tuple(sorted(node.node for node in nodes if node.node not in memory.sent))
     return Send(step, unsent, plan) if unsent else None
+
+
+def _watch(view: GroupView, unfinished: list[NodeView], until_ms: int) -> Hang | Wait:
+    """Wait for the nodes' reports, and say so when one of them can't report now, and when it can again. What was said
+    of a step beyond its deadline stays. A heartbeat that stays out wakes nobody: the owner looks when it renews."""
+    lost = next((node for node in unfinished if node.swap == view.swap and not node.alive), None)
+    shown = view.state.get("reason", "")
+    if lost and (reason := _unreachable(lost, view)) != shown:
+        return Hang(view.state["swap_step"], reason)
+    if not lost and shown.endswith(_RETURNS):
+        return Hang(view.state["swap_step"], "")
+    return Wait(until_ms, len(unfinished))
 
 
 def _begun(view: GroupView) -> list[NodeView]:
@@ -291,6 +307,11 @@ def _overdue(node: NodeView, view: GroupView, plan: Plan) -> str:
         f"node {node.node} has not finished moving job {jobs} since @{since}; "
         f"this goes on by itself when the node reports. See: timeslice nodes"
     )
+
+
+def _unreachable(node: NodeView, view: GroupView) -> str:
+    since = view.now_ms - round(node.heartbeat_age_s * 1000)
+    return f"node {node.node} unreachable since @{since}; {_RETURNS}"
 
 
 def _seconds(view: GroupView) -> str:
