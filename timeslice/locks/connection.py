@@ -102,19 +102,25 @@ def is_transient(error: Exception) -> bool:
 
 def explain(error: Exception, where: str) -> TimeSliceError:
     """Our error for one of redis-py's. ``where`` is the address without its password."""
+    words = str(error).rstrip(".")
+    if where.startswith("unix") and "Permission denied" in words:  # redis-py keeps the text only
+        return RedisUnreachableError(
+            f"the socket at {where} belongs to another user, and you may not open it ({words}). "
+            "Run your own server with: timeslice up; or set TIMESLICE_URL to one that you may use."
+        )
     if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError):
-        return ServerUnsuitableError(f"Redis at {where} refuses these credentials: {error}. Check TIMESLICE_URL.")
+        return ServerUnsuitableError(f"Redis at {where} refuses these credentials: {words}. Check TIMESLICE_URL.")
     if isinstance(error, redis.exceptions.InvalidResponse):
         return ServerUnsuitableError(
             f"what answers at {where} speaks no Redis. Set TIMESLICE_URL to the Redis server that timeslice uses."
         )
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return RedisUnreachableError(
-            f"Redis at {where} is full and takes no writes ({error}). Raise maxmemory or remove other data."
+            f"Redis at {where} is full and takes no writes ({words}). Raise maxmemory or remove other data."
         )
     if isinstance(error, redis.exceptions.ResponseError) and not is_transient(error):
-        return ServerUnsuitableError(f"Redis at {where} refuses what timeslice sends: {error}. Run: timeslice doctor")
+        return ServerUnsuitableError(f"Redis at {where} refuses what timeslice sends: {words}. Run: timeslice doctor")
     return RedisUnreachableError(
-        f"Redis at {where} does not answer ({error}). Is it running, and is the address right? "
+        f"Redis at {where} does not answer ({words}). Is it running, and is the address right? "
         "Start one for this machine with: timeslice up"
     )
