@@ -156,3 +156,34 @@ def world(server: EmbeddedServer, prefix: str) -> Iterator[World]:
     made = World(server.url, prefix)
     yield made
     made.driver.close()
+
+
+@pytest.fixture
+def folder(clean_environment: Path) -> Path:
+    """The runtime folder, which the processes started here share with the test."""
+    return clean_environment
+
+
+@pytest.fixture
+def up(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `timeslice up`; it and what it started end with the test, its devices too."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*args: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [TIMESLICE, "up", "--device-size", "8M", *args],
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        end_session(process)
+    for device in [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]:
+        subprocess.run(["umount", "-l", device], check=False)

@@ -3,93 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shlex
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.cli.conftest import TIMESLICE, end_session, eventually
+from tests.cli.conftest import TIMESLICE, eventually
+from tests.cli.stack import Up, cli, family, mounts, ready, shown, stop
 from timeslice.cli.output import parse_device_size
 from timeslice.embedded import EmbeddedServer
 
 PYTHON = sys.executable
-Up = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def folder(clean_environment: Path) -> Path:
-    """The runtime folder, which the processes started here share with the test."""
-    return clean_environment
-
-
-@pytest.fixture
-def up(folder: Path) -> Iterator[Up]:
-    """Start `timeslice up`; it and what it started end with the test, its devices too."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*args: str, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [TIMESLICE, "up", "--device-size", "8M", *args],
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, **environment},
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        end_session(process)
-    for device in mounts(folder):
-        subprocess.run(["umount", "-l", device], check=False)
-
-
-def ready(process: subprocess.Popen[str]) -> str:
-    """The URL in the line that it prints when all runs."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.fullmatch(r"export TIMESLICE_URL=(.*)\n", line)
-    assert found, f"{line!r} {process.stderr.read() if process.stderr and not line else ''}"
-    return shlex.split(found[1])[0]
-
-
-def mounts(folder: Path) -> list[str]:
-    return [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
-
-
-def cli(*args: str) -> subprocess.CompletedProcess[str]:
-    """A command in another shell of the same user, with nothing configured."""
-    return subprocess.run([TIMESLICE, *args], capture_output=True, text=True, timeout=60, check=False)
-
-
-def shown(*args: str) -> Any:
-    done = cli(*args, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-def stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> str:
-    """Stop it and return what it wrote to stderr."""
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    return err
 
 
 def test_everything_runs_when_the_line_is_there(up: Up, folder: Path) -> None:
@@ -180,98 +109,6 @@ def test_a_second_one_says_that_one_runs_and_where(up: Up, folder: Path) -> None
     assert process.poll() is None
     assert mounts(folder) == before
     assert cli("status").returncode == 0
-
-
-def test_after_a_kill_the_next_start_cleans_up(up: Up, folder: Path) -> None:
-    """kill -9 leaves mounts and files; the next `up` removes them, takes over and grants at once."""
-    process = up()
-    ready(process)
-    children = family(process)
-    process.kill()
-    process.wait(20)
-    assert psutil.wait_procs(children, timeout=20)[1] == []  # the server does not outlive it
-    again = up()
-    ready(again)
-    assert cli("hold", "trainers", "--job", "a", "--timeout", "10", "--", "true").returncode == 0
-    stop(again)
-    assert mounts(folder) == []
-    assert list(folder.rglob("*")) == []
-
-
-JOB = """
-import sys, timeslice
-from timeslice.arena import Arena, Device
-from timeslice.settings import runtime_dir
-memory = None
-for line in sys.stdin:
-    if memory is None:
-        arena = Arena(Device.open(runtime_dir() / "devices" / "trainers"), label="a")
-    with timeslice.hold("trainers", job="a", lease=2) as lease:
-        memory = memory or arena.allocate(6 << 20)
-        before, memory[:5] = bytes(memory[:5]), line[:5].encode()
-    print(lease.grant.how, before, flush=True)
-"""
-
-
-@pytest.fixture
-def job(folder: Path) -> Iterator[Callable[[str], str]]:
-    """Let job a in once: it writes a word into its device memory. Returns how it was granted and the word before."""
-    with subprocess.Popen(
-        [PYTHON, "-c", JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        stdin, stdout = process.stdin, process.stdout
-
-        def turn(word: str) -> str:
-            stdin.write(f"{word}\n")
-            stdin.flush()
-            return stdout.readline().strip()
-
-        yield turn
-        process.kill()
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    children = family(process)
-    process.kill()
-    process.wait(20)
-    assert psutil.wait_procs(children, timeout=20)[1] == []
-
-
-@pytest.mark.parametrize("data", [True, False], ids=["data", "no data"])
-def test_living_jobs_outlive_a_kill(up: Up, job: Callable[[str], str], tmp_path: Path, data: bool) -> None:
-    """kill -9 while a job is on the device, and again while it is suspended: the next `up` takes over its device, and
-    what it knows of the job; another job gets in by suspending it, and its memory comes back."""
-    args = ("--data", str(tmp_path / "data")) if data else ()
-    process = up(*args)
-    ready(process)
-    assert job("first").startswith("first load")
-    kill(process)
-    process = up(*args)
-    ready(process)
-    assert cli("hold", "trainers", "--job", "b", "--timeout", "60", "--", "true").returncode == 0
-    kill(process)
-    process = up(*args)
-    ready(process)
-    assert job("later") == "restored b'first'"
-    stop(process)
-
-
-def test_a_device_in_use_keeps_its_size(up: Up, folder: Path, job: Callable[[str], str]) -> None:
-    """Another size after kill -9, while a process has memory there: exit code 6 names it; nothing was touched."""
-    process = up()
-    ready(process)
-    job("first")
-    kill(process)
-    before = mounts(folder)
-    refused = cli("up", "--device-size", "16M")
-    assert refused.returncode == 6
-    assert "device of group trainers has 8388608 bytes and not 16777216" in refused.stderr
-    assert re.search(r"processes \d+ still have memory on it", refused.stderr)
-    assert mounts(folder) == before
-    ready(up())
-    assert job("later").endswith("b'first'")
 
 
 def test_a_second_signal_forces_the_end(up: Up, folder: Path) -> None:
