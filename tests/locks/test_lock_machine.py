@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -229,6 +230,10 @@ class LockMachine(RuleBasedStateMachine):
     def data_is_lost(self) -> None:
         """Everything; whoever comes next knows of numbers that the server does not."""
         self.match_tokens()
+        # Places are numbered ahead of the clock when several come in one millisecond; who comes in the very millisecond
+        # of a loss may share a number with them, and no promise says which of the two is first.
+        while self.lab.view.now_ms <= self.lab.number("seq"):
+            pass
         self.lab.lose_everything()
         self.model.lose()
 
@@ -280,6 +285,7 @@ class LockMachine(RuleBasedStateMachine):
         assert all(client.over for client in served)
 
 
+IN_CI = os.environ.get("CI") == "true"  # there a red test must mean a change, not luck
 FAST = settings(
     max_examples=200,
     stateful_step_count=40,
@@ -304,7 +310,7 @@ def test_random_histories_agree_with_the_model(server: EmbeddedServer) -> None:
 def test_many_more_random_histories_agree_with_the_model(binary: str, request: pytest.FixtureRequest) -> None:
     """As above, other and longer ones each time, on both servers."""
     path = valkey_binary() if binary == "valkey" else request.getfixturevalue("needs_tool")("redis-server")
-    long = settings(FAST, max_examples=400, stateful_step_count=60, derandomize=False, phases=set(Phase))
+    long = settings(FAST, max_examples=400, stateful_step_count=60, derandomize=IN_CI, phases=set(Phase))
     with EmbeddedServer(binary=path) as running:
         LockMachine.url = running.url
         run_state_machine_as_test(LockMachine, settings=long)

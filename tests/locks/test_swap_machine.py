@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from tests.conftest import valkey_binary
 from tests.locks.swap_world import Agent, World
-from tests.locks.test_lock_machine import FAST
+from tests.locks.test_lock_machine import FAST, IN_CI
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Ended, Exited, Granted, Queued, Renewed
@@ -367,7 +367,7 @@ def test_random_swaps_keep_the_device_safe(server: EmbeddedServer) -> None:
 def test_many_more_random_swaps_keep_the_device_safe(binary: str, request: pytest.FixtureRequest) -> None:
     """As above, other and longer ones each time, on both servers."""
     path = valkey_binary() if binary == "valkey" else request.getfixturevalue("needs_tool")("redis-server")
-    long = settings(FAST, max_examples=300, stateful_step_count=80, derandomize=False)
+    long = settings(FAST, max_examples=300, stateful_step_count=80, derandomize=IN_CI)
     with EmbeddedServer(binary=path) as running:
         SwapMachine.url = running.url
         run_state_machine_as_test(SwapMachine, settings=long)
