@@ -79,3 +79,13 @@ def test_the_quiet_time_after_a_loss_ends_though_hardly_anybody_looks_in(lab: La
         answer = lab.ask("b1", floor=token)
         lab.jump(11.5)
     assert isinstance(answer, Granted)
+
+
+def test_the_end_of_a_job_is_told_once_and_only_if_it_was_there(lab: Lab) -> None:
+    """The audit trail has no end of a job that the node never showed, and no second end of one that it did."""
+    lab.join("n1")
+    lab.report("n1", Observed("stranger", "gone"))
+    lab.report("n1", Observed("a", "suspended", 9))
+    for _ in range(2):
+        lab.report("n1", Observed("a", "gone"))
+    assert [event["job"] for event in lab.events("JobGone")] == ["a"]

@@ -39,7 +39,7 @@ for n = 0, count - 1 do
     end
     if state ~= (before[1] or '') then
       set('changed_ms', now)
-      if state == 'gone' then
+      if state == 'gone' and before[1] then -- of a job that was never here there is nothing to tell
         emit('JobGone', 'node', node, 'job', job)
       end
     end
