@@ -166,7 +166,7 @@ local function begin(frees)
     'swap_waiter', 'swap_job', 'swap_step', 'plan', 'owner', 'paused', 'evict', 'closed', 'closed_for',
     'unheard', 'since_ms', 'clock_ms', 'counter', 'seq', 'token', 'granted_at_ms', 'deadline_ms', 'lease_ms',
     'renewed_at_ms', 'swap_ms', 'swap_id', 'swap_since_ms', 'swap_deadline_ms', 'swap_budget_ms',
-    'owner_epoch', 'owner_deadline_ms', 'changed_ms', 'quiet_until_ms', 'rebased_ms')
+    'owner_epoch', 'owner_deadline_ms', 'changed_ms', 'quiet_until_ms', 'rebased_ms', 'force', 'waits_on')
   -- Written out: a loop over names would cost every call several microseconds.
   S = {
     mode = v[1] or '', phase = v[2] or '', reason = v[3] or '', lease_id = v[4] or '', job = v[5] or '',
@@ -181,7 +181,7 @@ local function begin(frees)
     swap_deadline_ms = tonumber(v[34]) or 0, swap_budget_ms = tonumber(v[35]) or 0,
     owner_epoch = tonumber(v[36]) or 0, owner_deadline_ms = tonumber(v[37]) or 0,
     changed_ms = tonumber(v[38]) or 0, quiet_until_ms = tonumber(v[39]) or 0,
-    rebased_ms = tonumber(v[40]) or 0,
+    rebased_ms = tonumber(v[40]) or 0, force = v[41] or '', waits_on = v[42] or '',
   }
   if S.phase == '' then
     S.phase = 'idle'

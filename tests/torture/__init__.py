@@ -1,0 +1,1 @@
+"""The torture run: what it does, and whether its checker catches what it should."""

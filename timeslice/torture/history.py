@@ -1,0 +1,179 @@
+"""What happened in a torture run: one JSON object a line, one file a process, judged by ``checker.py``.
+
+Times are CLOCK_MONOTONIC in nanoseconds, which all processes of one machine share and no clock step moves.
+A line is written before what it announces (``asked``, ``moved begin``) or after what it reports (``entered``),
+so that a process that is killed in between leaves an unknown outcome, never a wrong one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at: int = Field(default_factory=time.monotonic_ns)
+    who: str  # the process that wrote it: its label, unique in the run, also after a restart (``agent-n1.2``)
+
+
+class _OfTry(_Line):
+    job: str
+    group: str
+    request: str  # one try to hold, made by the writer
+
+
+class Asked(_OfTry):
+    """A job's process asks for a group."""
+
+    kind: Literal["asked"] = "asked"
+    node: str = ""
+    lock_only: bool = False
+
+
+class Entered(_OfTry):
+    """The grant was confirmed; the body begins."""
+
+    kind: Literal["entered"] = "entered"
+    token: int
+    how: str = ""  # no-op, first load, restored
+
+
+class Checked(_OfTry):
+    """The job's device memory was read inside the hold and compared with what the job left there last."""
+
+    kind: Literal["checked"] = "checked"
+    expected: str
+    found: str
+
+
+class Lost(_OfTry):
+    """The body was told that its lease is over. From here on nothing of it counts."""
+
+    kind: Literal["lost"] = "lost"
+    token: int
+
+
+class Left(_OfTry):
+    """The body ended by itself; the yield comes next."""
+
+    kind: Literal["left"] = "left"
+    token: int
+
+
+class GaveUp(_OfTry):
+    """The hold raised before its body ran. What the server did of it is unknown."""
+
+    kind: Literal["gave up"] = "gave up"
+    error: str
+
+
+class Moved(_Line):
+    """A step of a backend. ``begin`` of ``prepare`` freezes the job's bodies on that node until ``release``."""
+
+    kind: Literal["moved"] = "moved"
+    node: str
+    group: str
+    job: str
+    step: Literal["prepare", "suspend", "restore", "release", "abort"]
+    stage: Literal["begin", "done", "failed"]
+    error: str = ""
+
+
+class OnDevice(_Line):
+    """Jobs whose bytes were measured on a node's device of a group."""
+
+    kind: Literal["on device"] = "on device"
+    node: str
+    group: str
+    jobs: tuple[str, ...]
+
+
+class Born(_Line):
+    """The run started a process."""
+
+    kind: Literal["born"] = "born"
+    label: str
+    role: Literal["job", "agent", "coordinator", "server"]
+    job: str = ""
+    node: str = ""
+
+
+class Fault(_Line):
+    """The run did harm. ``groups`` is what it may disturb; empty means all. ``harm``: kill, stop, cut, flush, ..."""
+
+    kind: Literal["fault"] = "fault"
+    id: int
+    harm: str
+    label: str = ""  # the process it was done to, if it was one
+    groups: tuple[str, ...] = ()
+    detail: str = ""
+
+
+class Healed(_Line):
+    """The harm of that fault is over (the process runs again or was replaced, the link is whole)."""
+
+    kind: Literal["healed"] = "healed"
+    id: int
+
+
+class Told(_Line):
+    """An entry of a group's event stream, in the stream's order."""
+
+    kind: Literal["told"] = "told"
+    group: str
+    entry: str
+    type: str
+    fields: dict[str, str]
+
+
+class Calm(_Line):
+    """No more faults come, all are healed; every living waiter must get in within ``seconds``."""
+
+    kind: Literal["calm"] = "calm"
+    seconds: float
+
+
+class Ended(_Line):
+    """The run is over; who has not been granted by now never will be."""
+
+    kind: Literal["ended"] = "ended"
+
+
+Line = Annotated[
+    Asked | Entered | Checked | Lost | Left | GaveUp | Moved | OnDevice | Born | Fault | Healed | Told | Calm | Ended,
+    Field(discriminator="kind"),
+]
+_LINES: TypeAdapter[Line] = TypeAdapter(Line)
+
+
+class Writer:
+    """Appends lines to a file of its own. Each is one write(2), so a kill leaves a whole line or none."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def write(self, line: Line) -> None:
+        os.write(self._file, line.model_dump_json().encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of one file, or of all ``*.jsonl`` files of a folder, each file in its order. ValueError names a bad
+    line."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    for file in files:
+        for number, raw in enumerate(file.read_bytes().splitlines(), 1):
+            try:
+                yield _LINES.validate_json(raw)
+            except ValueError as error:
+                raise ValueError(f"{file}, line {number}: {error}") from error
