@@ -8,8 +8,8 @@ import redis
 
 from tests.client.faces import AsyncFace, Face, SyncFace
 from tests.client.world import World
-from tests.support.proxy import Proxy
 from timeslice.embedded import EmbeddedServer
+from timeslice.torture.proxy import Proxy
 
 
 @pytest.fixture(params=[SyncFace, AsyncFace], ids=["sync", "async"])

@@ -13,9 +13,9 @@ import timeslice
 from tests.client.faces import Face
 from tests.client.world import World
 from tests.support.jobs import DEADLINE_S, wait_until
-from tests.support.proxy import Proxy
 from timeslice.errors import LeaseLostError, LeaseUncertainError
 from timeslice.locks import scripts
+from timeslice.torture.proxy import Proxy
 
 
 def got(future: Future[Any]) -> Any:

@@ -12,8 +12,8 @@ from tests.client.faces import Face
 from tests.client.world import World
 from tests.conftest import ServerFactory
 from tests.support.jobs import DEADLINE_S, wait_until
-from tests.support.proxy import Proxy
 from timeslice.locks.loader import load
+from timeslice.torture.proxy import Proxy
 
 
 def got(future: Future[Any]) -> Any:

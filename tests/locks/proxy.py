@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.proxy import Proxy, _Link
+from timeslice.torture.proxy import Link, Proxy
 
 
 class Impostor(Proxy):
     """While ``answer`` is set, every request gets it, raw, and the server hears nothing."""
 
-    def __init__(self, server_socket: Path) -> None:
+    def __init__(self, target: Path) -> None:
         self.answer = b""
         self.connections = 0
-        super().__init__(server_socket)
+        super().__init__(target)
 
-    def _requests(self, link: _Link) -> bool:
-        data = link.near.recv(1 << 16)
+    def _deliver(self, link: Link, data: bytes) -> None:
         self.connections += 1
         if data and self.answer:
             link.near.sendall(self.answer)
-            return True
-        if self._lose and self._lose in data:
-            self._lose, link.swallow = None, True
-        link.far.sendall(data)
-        return bool(data)
+        else:
+            super()._deliver(link, data)

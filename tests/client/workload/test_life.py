@@ -12,12 +12,12 @@ from tests.client.workload.conftest import Agent, Model, registered
 from tests.client.world import World
 from tests.conftest import ServerFactory
 from tests.support.jobs import wait_until
-from tests.support.proxy import Proxy
 from timeslice.client.identity import this_target
 from timeslice.client.workload import Workload, register_workload
 from timeslice.errors import InvalidNameError, UsageError
 from timeslice.locks.scripts import text
 from timeslice.models import ChannelCommand, Residency
+from timeslice.torture.proxy import Proxy
 
 
 def test_a_workload_is_registered_as_a_target(world: World, workload: Workload) -> None:
