@@ -105,8 +105,28 @@ class Born(_Line):
     node: str = ""
 
 
+class Died(_Line):
+    """A process that the run started has ended, at this time or a moment earlier. ``code`` as subprocess gives it.
+
+    ``meant``: the run killed it, or its work was done. A job that touches its device memory after it was moved away
+    dies of SIGBUS (-7), which is right. Any other end is a fault of the product.
+    """
+
+    kind: Literal["died"] = "died"
+    label: str
+    code: int
+    meant: bool
+    detail: str = ""
+
+
 class Fault(_Line):
-    """The run did harm. ``groups`` is what it may disturb; empty means all. ``harm``: kill, stop, cut, flush, ..."""
+    """The run did harm. ``groups`` is what it may disturb; empty means all.
+
+    ``harm`` to the process ``label``: kill, stop. To the server: kill, stop, sleep, drop (its clients), pause (its
+    clients), forget (its scripts), full, clock; flush and wipe (a restart without its data) lose what it knew, and so
+    may failover. To the link of some processes: cut, stall, delay, half-open, lose (a reply), repeat (a request). To
+    an agent: disk (full); to its backend: slow, fail, fail-on, hang, die, lie, late.
+    """
 
     kind: Literal["fault"] = "fault"
     id: int
@@ -147,7 +167,21 @@ class Ended(_Line):
 
 
 Line = Annotated[
-    Asked | Entered | Checked | Lost | Left | GaveUp | Moved | OnDevice | Born | Fault | Healed | Told | Calm | Ended,
+    Asked
+    | Entered
+    | Checked
+    | Lost
+    | Left
+    | GaveUp
+    | Moved
+    | OnDevice
+    | Born
+    | Died
+    | Fault
+    | Healed
+    | Told
+    | Calm
+    | Ended,
     Field(discriminator="kind"),
 ]
 _LINES: TypeAdapter[Line] = TypeAdapter(Line)
