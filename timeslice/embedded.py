@@ -45,6 +45,7 @@ class EmbeddedServer:
 
     It keeps nothing on disk unless ``data`` names a folder; then it writes an append-only file there.
     ``folder`` holds socket, lock and log; without one a temporary folder is made, and removed at the end.
+    ``config``: a file that the server reads first, and in which it keeps what it is told while it runs.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class EmbeddedServer:
         data: Path | None = None,
         port: int | None = None,
         binary: str | None = None,
+        config: Path | None = None,
         args: Sequence[str] = (),
     ) -> None:
         self.binary = find_binary(binary)
         self.folder = folder or self._temporary_folder()
         self.data = data
         self.port = port
+        self.config = config
         self.args = tuple(args)
         self.socket = self.folder.absolute() / "redis.sock"
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_LIMIT:
@@ -157,8 +160,9 @@ class EmbeddedServer:
     def _command_line(self) -> list[str]:
         keep = ("yes", "--appendfsync", "everysec") if self.data else ("no",)
         return [
+            self.binary,
+            *([str(self.config.absolute())] if self.config else ()),
             *(
-                self.binary,
                 "--daemonize",
                 "no",
                 "--loglevel",
@@ -177,7 +181,7 @@ class EmbeddedServer:
         end = time.monotonic() + deadline
         while time.monotonic() < end and self.running:
             try:
-                if self._ask(b"PING\r\n", max(_POLL_S, end - time.monotonic())).startswith(b"+PONG"):
+                if self._ask(b"PING\r\n", max(_POLL_S, end - time.monotonic())).startswith((b"+PONG", b"-NOAUTH")):
                     return
             except OSError:
                 pass  # the socket is not there yet
