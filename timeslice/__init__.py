@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from timeslice.errors import (
         AcquireTimeoutError,
         CancelledByOperatorError,
+        DeadlockError,
         GroupModeError,
         InvalidNameError,
         LeaseError,
@@ -44,6 +45,7 @@ __all__ = [
     "Busy",
     "CancelledByOperatorError",
     "Client",
+    "DeadlockError",
     "GroupModeError",
     "InvalidNameError",
     "Lease",

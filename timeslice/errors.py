@@ -12,6 +12,7 @@
     ├── RedisUnreachableError      no answer from the server within the deadline
     ├── ServerUnsuitableError      wrong version, eviction policy, or it speaks no Redis
     ├── AcquireTimeoutError        the wait limit passed before the grant; the queue entry is withdrawn
+    ├── DeadlockError              this wait closed a circle of jobs that wait for each other; it is withdrawn
     ├── CancelledByOperatorError   somebody cancelled this waiter; ask again if that was not meant
     ├── LeaseError                 about a lease that was granted
     │   ├── LeaseLostError         the lease is over; stop using the device
@@ -94,6 +95,10 @@ class ServerUnsuitableError(TimeSliceError):
 
 class AcquireTimeoutError(TimeSliceError, TimeoutError):
     """The wait limit passed before the grant; the queue entry is withdrawn."""
+
+
+class DeadlockError(TimeSliceError):
+    """Jobs hold groups and wait for each other's. This wait is withdrawn; what the caller holds stays held."""
 
 
 class CancelledByOperatorError(TimeSliceError):

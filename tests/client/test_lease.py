@@ -132,11 +132,20 @@ def test_a_renewal_tells_the_server_the_highest_number(face: Face, world: World)
 
 def test_a_renewed_lease_counts_from_when_it_was_asked_for(face: Face, world: World) -> None:
     """However late the answer to a renewal comes, the holder's lease is over before the server's."""
-    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=600))
-    asked = time.monotonic() - 100
+    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=24))
+    asked = time.monotonic() - 3
     lease.note_renewal(scripts.Renewed(counter=1, pending=0), asked)
-    assert lease.expires_at == asked + 600
-    assert lease.renew_at == asked + 200
+    assert lease.expires_at == asked + 24
+    assert lease.renew_at == asked + 8
+
+
+def test_a_long_lease_is_renewed_every_ten_seconds(face: Face, world: World) -> None:
+    """However long it is: after data loss the group is closed for 30 s, in which each holder must have renewed."""
+    sent = time.monotonic()
+    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=3600))
+    assert lease.renew_at <= time.monotonic() + 10
+    lease.note_renewal(scripts.Renewed(counter=1, pending=0), sent)
+    assert (lease.renew_at, lease.expires_at) == (sent + 10, sent + 3600)
 
 
 def test_without_a_server_a_lock_only_lease_ends_with_its_time(proxy: Proxy, face: Face, world: World) -> None:

@@ -22,6 +22,7 @@ _CODES: tuple[tuple[type[errors.TimeSliceError], int], ...] = (
     (errors.AcquireTimeoutError, TIMED_OUT),
     (errors.RedisUnreachableError, UNREACHABLE),
     (errors.CancelledByOperatorError, REFUSED),
+    (errors.DeadlockError, REFUSED),
     (errors.NotHolderError, REFUSED),
     (errors.RefusedError, REFUSED),
     (errors.StaleCommandError, REFUSED),

@@ -82,6 +82,9 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
 
         return await self.driver.retry(attempt, deadline_s=deadline_s)
 
+    def _taker(self) -> object:
+        return asyncio.current_task()
+
     async def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         # Interrupted here, the call is repeated by the renewal thread; every call may be.
         async with asyncio.timeout(deadline_s + 1):

@@ -6,12 +6,14 @@ import os
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from timeslice.client.core import BaseClient
 from timeslice.client.lease import BaseLease
 from timeslice.client.steps import Steps
 from timeslice.errors import UsageError
+
+if TYPE_CHECKING:
+    from timeslice.client.core import BaseClient
 
 Key = tuple[str, str, str]  # url, prefix, group
 
@@ -63,6 +65,11 @@ os.register_at_fork(after_in_child=_start_clean)
 def current(key: Key) -> Holding | None:
     """What this context holds of a group; it may be over."""
     return _held.get().get(key)
+
+
+def leases() -> list[BaseLease]:
+    """The leases of this context; some may be over."""
+    return [holding.lease for holding in _held.get().values()]
 
 
 def put(holding: Holding) -> None:

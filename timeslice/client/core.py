@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from timeslice.client import context
 from timeslice.client.identity import new_waiter_id, process_start, registration
 from timeslice.client.lease import BaseLease
 from timeslice.client.renewal import Renewer, renewer_for
@@ -20,12 +21,14 @@ from timeslice.client.terms import Terms
 from timeslice.errors import (
     AcquireTimeoutError,
     CancelledByOperatorError,
+    DeadlockError,
     GroupModeError,
     RedisUnreachableError,
     UnknownGroupError,
     UsageError,
 )
 from timeslice.locks import flows, scripts
+from timeslice.locks.cycles import Held
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
@@ -75,6 +78,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
         """Plain commands in one round trip; a list of replies."""
+        raise NotImplementedError
+
+    def _taker(self) -> object:
+        """The thread or task that runs now."""
         raise NotImplementedError
 
     def _finish(self, call: Call[Any], deadline_s: float) -> Any:
@@ -132,13 +139,14 @@ class BaseClient(Generic[LeaseT, DriverT]):
             grant = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
             self.raise_floor(group, grant.counter)
             lease = self._lease_type(self, keys, request, grant, terms.on_lost)
+            lease.taken_by = self._taker()
             self.renewer.add(lease)
             if grant.mode == "served":
                 self.renewer.remember(keys, request.job, self.host, self.floors)
                 if not grant.registered:
                     yield self._register(keys, request.job)
             return lease  # type: ignore[return-value]
-        except (AcquireTimeoutError, CancelledByOperatorError, GroupModeError):
+        except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GroupModeError):
             raise  # nothing of ours is left there
         except BaseException as error:
             if lease:
@@ -168,7 +176,15 @@ class BaseClient(Generic[LeaseT, DriverT]):
             floor = self.floors.get(keys.name, 0)
             try:
                 grant: Grant = yield self.driver.drive(
-                    flows.acquire(keys, request, floor=floor, timeout_s=left, limit_s=limit, note=note)
+                    flows.acquire(
+                        keys,
+                        request,
+                        floor=floor,
+                        timeout_s=left,
+                        limit_s=limit,
+                        note=note,
+                        held=lambda: self._held_elsewhere(keys),
+                    )
                 )
             except _Unregistered:
                 yield self._register(keys, request.job)
@@ -178,6 +194,18 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 yield from self._check_known(keys.name)
             else:
                 return grant
+
+    def _held_elsewhere(self, keys: GroupKeys) -> list[Held]:
+        """What the running code can't let go while it waits for the group: the holds around it, and what this thread
+        or task has from ``acquire``."""
+        taker = self._taker()
+        acquired: list[BaseLease] = [lease for lease in self.renewer.of(self) if lease.taken_by is taker]
+        found: dict[str, BaseLease] = {lease.lease_id: lease for lease in [*context.leases(), *acquired]}
+        return [
+            Held(self.group_keys(lease.group), lease.lease_id, self.floors.get(lease.group, 0))
+            for lease in found.values()
+            if lease.stands_beside(self.url, keys)
+        ]
 
     def _register(self, keys: GroupKeys, job: str) -> Any:
         return self.driver.run(registration(keys, job, self.host, self.floors.get(keys.name, 0)))

@@ -16,6 +16,7 @@ from timeslice.client.lease import BaseLease
 from timeslice.client.steps import Steps, run, run_async
 from timeslice.client.terms import Terms, check_timeout
 from timeslice.errors import UsageError
+from timeslice.locks.cycles import place
 from timeslice.names import check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -184,9 +185,5 @@ def _release_all(holdings: Sequence[Holding]) -> Steps[None]:
 def in_order(groups: Sequence[str], configured: Sequence[Any]) -> tuple[str, ...]:
     """The order in which everybody takes these groups: config, then trainers before samplers, then name."""
 
-    def place(item: tuple[str, Any]) -> tuple[int, int, str]:
-        group, order = item
-        role = 0 if group.startswith("trainer") else 2 if group.startswith("sampler") else 1
-        return int(order or 0), role, group
-
-    return tuple(group for group, _ in sorted(zip(groups, configured, strict=True), key=place))
+    pairs = sorted(zip(groups, configured, strict=True), key=lambda pair: place(pair[0], int(pair[1] or 0)))
+    return tuple(group for group, _ in pairs)

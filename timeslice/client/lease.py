@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("timeslice")
 
+# However long the lease: after data loss nobody is granted for 30 s, and in that time each holder must have renewed.
+LONGEST_RENEWAL_S = 10.0
+
 OnLost = Callable[["BaseLease"], None]
 State = Literal["held", "yielding", "yielded", "lost"]
 
@@ -57,7 +60,8 @@ class BaseLease:
         self.lease_s = request.lease_ms / 1000
         # The lease counts from when the last confirmed call was sent: the server counts from later.
         self.expires_at = grant.sent_at + self.lease_s  # monotonic
-        self.renew_at = grant.sent_at + self.lease_s / 3
+        self.renew_at = grant.sent_at + min(self.lease_s / 3, LONGEST_RENEWAL_S)
+        self.taken_by: object = None  # the thread or task
         self._client = client
         self._keys = keys
         self._request = request
@@ -77,6 +81,11 @@ class BaseLease:
     def inherited(self) -> bool:
         """True in a forked child: the lease is its parent's, and nothing here touches it."""
         return self._pid != os.getpid()
+
+    def stands_beside(self, url: str, keys: GroupKeys) -> bool:
+        """Whether this is a live lease on another group of that server and prefix."""
+        here = self._client.url == url and self._keys.prefix == keys.prefix and self.group != keys.name
+        return here and self._state == "held" and not self.inherited
 
     def ensure_held(self) -> None:
         """Return if the lease still stands.
@@ -121,9 +130,9 @@ class BaseLease:
         self._client.raise_floor(self.group, reply.counter)
         if isinstance(reply, Renewed):
             self.expires_at = sent_at + self.lease_s
-            self.renew_at = sent_at + self.lease_s / 3
+            self.renew_at = sent_at + min(self.lease_s / 3, LONGEST_RENEWAL_S)
         elif self._state == "held":  # while a yield is under way, "lost" only says that it has arrived
-            self._lose(_holder(reply.holder, reply.token))
+            self._lose(_why(reply))
 
     def note_clock(self, now: float) -> None:
         """Lose a lock-only lease whose time is over: there is no agent that would keep a rival out."""
@@ -148,7 +157,7 @@ class BaseLease:
 
     def end_yield(self, reply: Yielded | NotHolder) -> None:
         if isinstance(reply, NotHolder):
-            self._lose(_holder(reply.holder, reply.token))
+            self._lose(_why(reply))
             return
         self._client.raise_floor(self.group, reply.counter)
         with self._changing:
@@ -196,8 +205,14 @@ class BaseLease:
         return f"<{type(self).__name__} {self.group} job={self.job} token={self.fencing_token} {self._state}>"
 
 
-def _holder(job: str, token: int) -> str:
-    return f"job {job} holds the group now (token {token})" if job else "nobody holds the group now"
+def _why(reply: scripts.Lost | NotHolder) -> str:
+    if reply.by:
+        return f"{reply.by} revoked it" + (f" ({reply.reason})" if reply.reason else "")
+    return (
+        f"job {reply.holder} holds the group now (token {reply.token})"
+        if reply.holder
+        else "nobody holds the group now"
+    )
 
 
 class Lease(BaseLease):

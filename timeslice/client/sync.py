@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -88,6 +89,9 @@ class Client(BaseClient[Lease, SyncDriver]):
                 return pipeline.execute()
 
         return self.driver.retry(attempt, deadline_s=deadline_s)
+
+    def _taker(self) -> object:
+        return threading.current_thread()
 
     def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         return self.driver.run(call, deadline_s=deadline_s)

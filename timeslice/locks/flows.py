@@ -7,12 +7,13 @@ throws RedisUnreachableError into the flow when there is no answer; the flow dec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from timeslice.errors import AcquireTimeoutError, CancelledByOperatorError, RedisUnreachableError
+from timeslice.errors import AcquireTimeoutError, CancelledByOperatorError, DeadlockError, RedisUnreachableError
 from timeslice.locks import scripts
+from timeslice.locks.cycles import Held, Watch
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import Call, Ended, Granted, Queued, Renewed, Request
 
@@ -57,15 +58,37 @@ def acquire(
     timeout_s: float | None = None,
     limit_s: float | None = None,
     note: Callable[[Queued], None] | None = None,
+    held: Callable[[], Sequence[Held]] = tuple,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[Op, Any, Grant]:
     """Wait for the group. ``note`` is told at each refresh why the waiter still waits; what it raises ends the wait.
 
     ``limit_s`` is what the user gave, of which ``timeout_s`` is left; it is only named in the error.
-    Raises AcquireTimeoutError after ``timeout_s`` (the entry is withdrawn first), CancelledByOperatorError, and
-    RedisUnreachableError when the first call goes unanswered or an outage outlasts PATIENCE_S. A caller that is
-    interrupted must send ``scripts.cancel`` itself: the flow is not there any more to do it.
+    ``held`` tells what the waiter holds elsewhere; it is asked only when there is a wait.
+    Raises AcquireTimeoutError after ``timeout_s``, DeadlockError (in both cases the entry is withdrawn first),
+    CancelledByOperatorError, and RedisUnreachableError when the first call goes unanswered or an outage outlasts
+    PATIENCE_S. A caller that is interrupted must send ``scripts.cancel`` itself: the flow is not there any more.
     """
+    watch = Watch(group, request.waiter, held)
+    try:
+        grant = yield from _acquire(group, request, floor, timeout_s, limit_s, note, watch, clock)
+    except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError):
+        yield from watch.clear()
+        raise
+    yield from watch.clear()
+    return grant
+
+
+def _acquire(
+    group: GroupKeys,
+    request: Request,
+    floor: int,
+    timeout_s: float | None,
+    limit_s: float | None,
+    note: Callable[[Queued], None] | None,
+    watch: Watch,
+    clock: Callable[[], float],
+) -> Generator[Op, Any, Grant]:
     started = clock()
     until = None if timeout_s is None else started + timeout_s
     score, after, down_since = "", "0-0", None
@@ -99,7 +122,11 @@ def acquire(
         if left() <= 0:
             yield scripts.cancel(group, request.waiter, floor=floor)
             raise _timed_out(group, request, reply, timeout_s if limit_s is None else limit_s)
-        block_ms = min(request.ttl_ms / 3, left() * 1000)
+        deadlock = yield from watch.look()
+        if deadlock:
+            yield scripts.cancel(group, request.waiter, floor=floor)
+            raise deadlock
+        block_ms = max(min(request.ttl_ms / 3, left() * 1000), 0)
         if reply.holder and reply.mode == "lock":
             block_ms = min(block_ms, reply.holder_ms + _EXPIRY_MARGIN_MS)  # nobody else wakes us when it expires
         try:

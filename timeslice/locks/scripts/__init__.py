@@ -34,8 +34,10 @@ from timeslice.locks.scripts.client import (
     Yielded,
     acquire,
     cancel,
+    nudge,
     register,
     renew,
+    waits,
     yield_,
 )
 from timeslice.locks.scripts.coordinator import (
@@ -53,9 +55,15 @@ from timeslice.locks.scripts.coordinator import (
     step,
 )
 from timeslice.locks.scripts.operator import (
+    Revoked,
     configure,
     delete,
+    drain,
+    evict,
+    forget,
     pause,
+    repair,
+    revoke,
 )
 
 __all__ = [
@@ -78,6 +86,7 @@ __all__ = [
     "Renewed",
     "Reported",
     "Request",
+    "Revoked",
     "Yielded",
     "accepted",
     "ack",
@@ -86,8 +95,12 @@ __all__ = [
     "configure",
     "delete",
     "disown",
+    "drain",
+    "evict",
+    "forget",
     "heartbeat",
     "leave",
+    "nudge",
     "own",
     "pause",
     "plan",
@@ -95,9 +108,12 @@ __all__ = [
     "promote",
     "register",
     "renew",
+    "repair",
     "report",
+    "revoke",
     "settle",
     "step",
     "text",
+    "waits",
     "yield_",
 ]

@@ -101,6 +101,8 @@ class Lost:
     holder: str  # job that holds now, or ""
     token: int
     counter: int
+    by: str = ""  # the operator who took it away
+    reason: str = ""  # what the operator gave as the reason
 
 
 def renew(
@@ -111,7 +113,7 @@ def renew(
     def parse(reply: list[Any]) -> Renewed | Lost:
         if text(reply[0]) == "ok":
             return Renewed(int(reply[2]), int(reply[3]))
-        return Lost(text(reply[1]), int(reply[2]), int(reply[3]))
+        return Lost(text(reply[1]), int(reply[2]), int(reply[3]), text(reply[4]), text(reply[5]))
 
     r = request
     args = (floor, r.waiter, token, r.job, r.host, r.pid, r.start, r.lease_ms, r.label, mode)
@@ -129,6 +131,8 @@ class Yielded:
 class NotHolder:
     holder: str
     token: int
+    by: str = ""  # the operator who took it away
+    reason: str = ""
 
 
 def yield_(group: GroupKeys, lease_id: str, token: int | None, *, floor: int = 0) -> Call[Yielded | NotHolder]:
@@ -137,7 +141,7 @@ def yield_(group: GroupKeys, lease_id: str, token: int | None, *, floor: int = 0
     def parse(reply: list[Any]) -> Yielded | NotHolder:
         if text(reply[0]) == "ok":
             return Yielded(int(reply[1]), bool(reply[2]), int(reply[3]))
-        return NotHolder(text(reply[1]), int(reply[2]))
+        return NotHolder(text(reply[1]), int(reply[2]), text(reply[4]), text(reply[5]))
 
     return make_call("yield", group, (floor, lease_id, "" if token is None else token), parse)
 
@@ -154,3 +158,14 @@ def cancel(group: GroupKeys, waiter: str, *, by: str = "client", floor: int = 0)
 def register(group: GroupKeys, job: str, host: str, pid: int, record: str, *, floor: int = 0) -> Call[bool]:
     """Note a process of a job as a target of its node's agent. False: no agent of that node serves the group."""
     return make_call("register", group, (floor, job, host, pid, record), lambda reply: text(reply[0]) == "ok")
+
+
+def waits(group: GroupKeys, lease_id: str, elsewhere: str, waiter: str, *, still: bool, floor: int = 0) -> Call[bool]:
+    """Note in a held group that its holder waits in group ``elsewhere``, or no longer. False: not the holder."""
+    args = (floor, lease_id, f"{elsewhere}/{waiter}", "1" if still else "0")
+    return make_call("waits", group, args, lambda reply: text(reply[0]) == "ok")
+
+
+def nudge(group: GroupKeys, waiter: str, *, floor: int = 0) -> Call[bool]:
+    """Have a waiter look again at once. False: it waits no longer."""
+    return make_call("nudge", group, (floor, waiter), lambda reply: text(reply[0]) == "ok")

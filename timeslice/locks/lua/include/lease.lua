@@ -54,7 +54,11 @@ local function clear_lease()
   set('confirmed', '')
   set('deadline_ms', 0)
   set('changed_ms', now)
-  set_phase(S.paused == '' and 'idle' or 'paused', S.paused)
+  if S.waits_on ~= '' then
+    set('waits_on', '')
+  end
+  local pause = pause_reason()
+  set_phase(pause == '' and 'idle' or 'paused', pause)
 end
 
 local function end_lease(kind, ...)
@@ -64,6 +68,19 @@ local function end_lease(kind, ...)
     redis.call('HINCRBY', jobs_key, job .. '/usage_ms', digits(held))
   end
   clear_lease()
+end
+
+-- Who took a lease or a grant away, and why; '' twice for one that ended in another way.
+local function taken_by(lease)
+  local last = redis.call('XREVRANGE', grant_prefix .. lease, '+', '-', 'COUNT', 1)[1]
+  local told = {}
+  for i = 1, last and #last[2] or 0, 2 do
+    told[last[2][i]] = last[2][i + 1]
+  end
+  if told.kind == 'cancelled' then
+    return told.by or '', told.reason or ''
+  end
+  return '', ''
 end
 
 -- A holder that is gone without a word: its state must be proved out before anybody is granted.
