@@ -14,7 +14,7 @@ import timeslice
 ROOT = Path(timeslice.__file__).parent
 MAX_LINES = 400
 
-BASE = {"errors", "names", "models", "events", "settings"}
+BASE = {"errors", "names", "models", "events", "settings", "addresses"}
 # Part of the package -> parts it may import, besides itself. What is not listed here may import anything.
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),

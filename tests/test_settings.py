@@ -11,6 +11,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from timeslice.addresses import normalise_url, redact_url, socket_path
 from timeslice.errors import InvalidNameError, UsageError
 from timeslice.settings import (
     Settings,
@@ -18,11 +19,8 @@ from timeslice.settings import (
     default_job,
     default_node,
     find_url,
-    normalise_url,
     publish_url,
-    redact_url,
     runtime_dir,
-    socket_path,
     url_file,
     withdraw_url,
 )

@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
-from timeslice.settings import redact_url
+from timeslice.addresses import redact_url
 
 LEVELS = ("debug", "info", "warning", "error")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

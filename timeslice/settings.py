@@ -7,21 +7,17 @@ Nothing is cached: a test or a launcher may change the environment between two c
 from __future__ import annotations
 
 import os
-import re
 import socket
 import stat
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from timeslice.addresses import normalise_url, with_credentials
 from timeslice.errors import UsageError
 from timeslice.names import MAX_LENGTH, check_name, check_prefix, sanitise_name
-
-DEFAULT_PORT = 6379
-_SCHEMES = ("redis", "rediss", "unix")
 
 
 class Settings(BaseSettings):
@@ -30,6 +26,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TIMESLICE_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     url: str | None = None
+    username: str | None = None
+    password: str | None = Field(default=None, repr=False)
     job: str | None = Field(default=None, validation_alias=AliasChoices("TIMESLICE_JOB", "TIMESLICE_JOB_ID"))
     prefix: str = "ts"
     node: str | None = None
@@ -132,12 +130,16 @@ def withdraw_url(url: str) -> None:
 
 
 def find_url(explicit: str | None = None, target: str | None = None) -> str:
-    """URL of the server: flag, ``TIMESLICE_URL``, ``target`` in code, or what ``timeslice up`` left."""
+    """URL of the server: flag, ``TIMESLICE_URL``, ``target`` in code, or what ``timeslice up`` left.
+
+    ``TIMESLICE_USERNAME`` and ``TIMESLICE_PASSWORD`` complete one that was given without a password.
+    """
     for value in (explicit, target):
         if not isinstance(value, str | None):
             raise UsageError(f"{value!r} is no address of a server: give a text such as 'redis://host:6379'")
-    if given := explicit or Settings().url or target:
-        return normalise_url(given)
+    settings = Settings()
+    if given := explicit or settings.url or target:
+        return with_credentials(given, settings.username, settings.password)
     path = url_file()
     try:
         return normalise_url(path.read_text().strip())
@@ -146,42 +148,3 @@ def find_url(explicit: str | None = None, target: str | None = None) -> str:
             "no server is known. Start one with `timeslice up`, "
             "or point at yours: export TIMESLICE_URL=redis://host:6379"
         ) from None
-
-
-def normalise_url(text: str) -> str:
-    """Full URL for ``host``, ``host:port``, ``[ipv6]:port``, a socket path, or a URL."""
-    text = text.strip()
-    if text.startswith("/"):
-        return "unix://" + quote(text)
-    url = text if "://" in text else f"redis://{text}"
-    parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES:
-        raise UsageError(
-            f"{redact_url(url)!r} is no Redis URL: use redis://host:port, rediss://host:port (TLS) or unix:///path"
-        )
-    if parts.scheme == "unix":
-        if not parts.path.strip("/"):
-            raise UsageError(f"{text!r} names no socket: use unix:///path/to/redis.sock")
-        return url
-    try:
-        port, host = parts.port, parts.hostname
-    except ValueError as error:
-        raise UsageError(f"{redact_url(url)!r} has no usable port: {error}") from None
-    if not host:
-        raise UsageError(f"{redact_url(url)!r} names no host: use redis://host:port")
-    if port is None:
-        parts = parts._replace(netloc=f"{parts.netloc.rstrip(':')}:{DEFAULT_PORT}")
-    return urlunsplit(parts)
-
-
-def socket_path(url: str) -> str | None:
-    """Path of a ``unix://`` URL's socket, or None for a network URL."""
-    parts = urlsplit(url)
-    return unquote(parts.path) if parts.scheme == "unix" else None
-
-
-def redact_url(url: str) -> str:
-    """The URL with its passwords replaced by ``***``, fit for logs and messages."""
-    # By pattern, not by parsing: a password with an unescaped # or / must not slip through.
-    hidden = re.sub(r"://([^:/@]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", hidden)

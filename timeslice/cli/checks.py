@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from timeslice.addresses import redact_url
 from timeslice.cli.output import seconds, size
 from timeslice.cli.report import for_long
 from timeslice.cli.session import Session
 from timeslice.locks.scripts import text
 from timeslice.locks.suitable import OLDEST, POLICY
 from timeslice.locks.view import GroupView
-from timeslice.settings import redact_url
 
 SKEW_S = 1.0
 

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import click
 
 from timeslice import logs
+from timeslice.addresses import redact_url
 from timeslice.cli.output import parse_device_size, parse_size
 from timeslice.cli.session import Session
 from timeslice.names import check_name
-from timeslice.settings import default_node, redact_url
+from timeslice.settings import default_node
 
 F = TypeVar("F", bound=Callable[..., Any])
 Daemon = Callable[[Callable[[], None], asyncio.Event], Awaitable[None]]

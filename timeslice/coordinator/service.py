@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timeslice import metrics
+from timeslice.addresses import redact_url
 from timeslice.coordinator.group import GroupActor
 from timeslice.errors import InvalidNameError, RedisUnreachableError
 from timeslice.locks import scripts
@@ -21,7 +22,7 @@ from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.locks.suitable import verify_async
 from timeslice.names import MAX_LENGTH, check_name, sanitise_name
-from timeslice.settings import default_node, redact_url
+from timeslice.settings import default_node
 
 log = logging.getLogger("timeslice.coordinator")
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import redis
 import redis.asyncio
 
+from timeslice.addresses import redact_url
 from timeslice.locks.connection import connect, connect_async, explain, is_transient
 from timeslice.locks.flows import Entries, Op, Wait
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, text
 from timeslice.locks.view import GroupView, look
-from timeslice.settings import redact_url
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import redis
 
+from timeslice.addresses import redact_url
 from timeslice.errors import ServerUnsuitableError
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.scripts import text
-from timeslice.settings import redact_url
 
 log = logging.getLogger("timeslice.locks")
 

@@ -23,7 +23,7 @@ class ClusterFleet(Fleet):
 
     def __init__(self, options: FleetOptions, *, masters: int = 3, replicas: bool = True) -> None:
         super().__init__(options)
-        args = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+        args: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
         args += ("--cluster-node-timeout", str(NODE_TIMEOUT_MS))
         # A replica that was away for a moment may take over all the same.
         args += ("--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0")
