@@ -14,6 +14,7 @@ from timeslice.errors import TimeSliceError
 COMMANDS = {
     "up": ("timeslice.cli.up", "Run server, coordinator and agent on this machine, until Ctrl-C."),
     "demo": ("timeslice.demo.command", "Run two RL jobs alone and then by turns on the same devices, and compare."),
+    "torture": ("timeslice.cli.torture", "Attack a whole system with faults, and prove that its promises held."),
     "coordinator": ("timeslice.cli.daemons", "Run a coordinator, which drives the swaps of the groups it owns."),
     "agent": ("timeslice.cli.daemons", "Run the node agent beside this node's accelerators."),
     "groups": ("timeslice.cli.groups", "List the groups."),

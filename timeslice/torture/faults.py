@@ -1,0 +1,247 @@
+"""Does what the schedule says, and undoes it.
+
+A deed is chosen first, so that the history can tell of it before it is done.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from timeslice.errors import RedisUnreachableError
+from timeslice.locks.keys import Keys
+from timeslice.torture.backend import Knob, knob_file
+from timeslice.torture.fleet import Fleet
+from timeslice.torture.processes import Processes, Role
+from timeslice.torture.proxy import Proxy
+from timeslice.torture.schedule import KINDS, Planned
+from timeslice.torture.stage import GROUPS, LOCK_GROUP, NODES, SERVED, served_by
+
+HOUR_S = 3600
+# What a reply is lost to, and what arrives twice: any script call has it.
+_MARKER = "EVALSHA"
+
+
+@dataclass
+class World:
+    """What faults are done to. Without ``clock`` the server's clock can't be moved, without ``disks`` no disk can be
+    filled."""
+
+    processes: Processes
+    fleet: Fleet
+    proxy: Proxy | None
+    knobs: Path
+    disks: Mapping[str, Path]  # node -> its agent's state folder, on a disk of its own
+    clock: Path | None
+
+    def lacks(self, kind: str) -> bool:
+        """Whether this machine or topology can't do that."""
+        return (kind == "clock" and self.clock is None) or (kind == "disk" and not self.disks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deed:
+    """``harm``, ``label``, ``groups``, ``detail`` as in `history.Fault`. ``heal`` None: it is over when the keeper has
+    started the process again."""
+
+    harm: str
+    do: Callable[[], object]
+    heal: Callable[[], object] | None
+    label: str = ""
+    groups: tuple[str, ...] = ()
+    detail: str = ""
+
+
+def choose(world: World, planned: Planned, now: float) -> Deed | None:
+    """The deed that the fault means as things are; None when there is nothing that it could be done to."""
+    kind = planned.kind
+    if world.lacks(kind):
+        return None
+    try:
+        match KINDS[kind].victim:
+            case "job":
+                return _to_process(world, planned, "job", now)
+            case "agent":
+                return _to_process(world, planned, "agent", now)
+            case "coordinator":
+                return _to_process(world, planned, "coordinator", now)
+            case "server":
+                return _to_server(world, planned)
+            case "link":
+                return _to_link(world, planned)
+            case "disk":
+                return _to_disk(world, planned)
+        return _to_backend(world, planned)
+    except (RedisUnreachableError, redis.exceptions.RedisError, OSError):
+        return None  # no server to be found for it now
+
+
+def _to_process(world: World, planned: Planned, role: Role, now: float) -> Deed | None:
+    fit = world.processes.having(role)
+    if not fit:
+        return None
+    child = fit[int(planned.pick * len(fit))]
+    label, groups = child.label, child.groups
+    if planned.kind.startswith("kill"):
+        again_at = now + planned.lasts_s
+
+        def kill() -> None:
+            world.processes.kill(child, again_at=again_at, fault=planned.id)
+
+        return Deed(harm="kill", label=label, groups=groups, do=kill, heal=None)
+
+    def go_on() -> None:
+        if child.label == label:
+            world.processes.go_on(child)
+
+    return Deed(harm="stop", label=label, groups=groups, do=lambda: world.processes.stop(child), heal=go_on)
+
+
+def _to_server(world: World, planned: Planned) -> Deed | None:
+    fleet, keys = world.fleet, Keys()
+    alone = fleet.kind == "standalone"
+    group = GROUPS[int(planned.pick * len(GROUPS))]
+    name = fleet.holder_of(keys.group(group).state)
+    groups: tuple[str, ...] = ()
+    if fleet.kind == "cluster":
+        groups = tuple(each for each in GROUPS if fleet.holder_of(keys.group(each).state) == name)
+
+    def ask(*command: str | int) -> Callable[[], None]:
+        return lambda: _ask(fleet, name, *command)
+
+    def nothing() -> None:
+        pass
+
+    def start() -> None:
+        fleet.start_one(name)
+
+    ms = int(planned.lasts_s * 1000)
+    # A server that is away may be replaced by another, which may know less.
+    gone = "{}" if alone else "failover"
+    deeds: dict[str, tuple[str, Callable[[], object], Callable[[], object]]] = {
+        "kill-server": (gone.format("kill"), lambda: fleet.kill(name), start),
+        "stop-server": (gone.format("stop"), lambda: fleet.pause(name), lambda: fleet.go_on(name)),
+        "sleep": ("sleep", _behind(ask("DEBUG", "SLEEP", planned.lasts_s)), nothing),
+        "drop": ("drop", ask("CLIENT", "KILL", "TYPE", "normal"), nothing),
+        # Sentinels and peers ask on, so that they do not take it for dead.
+        "pause": ("pause", ask("CLIENT", "PAUSE", ms, "ALL" if alone else "WRITE"), nothing),
+        "forget": ("forget", ask("SCRIPT", "FLUSH"), nothing),
+        "full": ("full", ask("CONFIG", "SET", "maxmemory", 1), ask("CONFIG", "SET", "maxmemory", 0)),
+        "flush": ("flush", ask("FLUSHALL"), nothing),
+        "wipe": ("wipe", lambda: _wipe(fleet, name), start),
+        "clock": ("clock", lambda: _set_clock(world, planned.amount), lambda: _set_clock(world, 0)),
+    }
+    harm, do, heal = deeds[planned.kind]
+    detail = f"{planned.kind} of {name}" + (f" by {_step(planned.amount):+d} s" if harm == "clock" else "")
+    return Deed(harm=harm, label=name, groups=groups, detail=detail, do=do, heal=heal)
+
+
+def _behind(do: Callable[[], None]) -> Callable[[], None]:
+    """On a thread: the server answers when it is over."""
+    return lambda: threading.Thread(target=do, daemon=True, name="torture-deed").start()
+
+
+def _ask(fleet: Fleet, name: str, *command: str | float) -> None:
+    with fleet.client(name) as client:
+        try:
+            client.execute_command(*command)  # type: ignore[no-untyped-call]
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+            pass  # our own connection is one of those that it is done to; if it was not done, no harm
+
+
+def _wipe(fleet: Fleet, name: str) -> None:
+    _ask(fleet, name, "FLUSHALL")
+    fleet.kill(name)
+
+
+def _step(amount: float) -> int:
+    return HOUR_S if amount > 0 else -HOUR_S
+
+
+def _set_clock(world: World, amount: float) -> None:
+    assert world.clock is not None
+    draft = world.clock.with_suffix(".draft")
+    draft.write_text(f"{_step(amount) if amount else 0:+d}\n")
+    draft.replace(world.clock)
+
+
+def _to_link(world: World, planned: Planned) -> Deed | None:
+    proxy = world.proxy
+    if proxy is None:
+        return None
+    do: dict[str, Callable[[], object]] = {
+        "cut": proxy.cut,
+        "stall": proxy.stall,
+        "delay": lambda: proxy.delay(planned.amount),
+        "half-open": proxy.half_open,
+        "lose": lambda: proxy.lose_reply_to(_MARKER),
+        "repeat": lambda: proxy.repeat_request_to(_MARKER),
+    }
+    return Deed(harm=planned.kind, do=do[planned.kind], heal=proxy.heal)
+
+
+def _to_disk(world: World, planned: Planned) -> Deed | None:
+    node = NODES[int(planned.pick * len(NODES))]
+    filler = world.disks[node] / "filler"
+
+    def fill() -> None:
+        file = os.open(filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            while os.write(file, b"\0" * 4096):
+                pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        finally:
+            os.close(file)
+
+    return Deed(
+        harm="disk",
+        label=_agent_label(world, node),
+        groups=served_by(node),
+        detail=f"full disk of node {node}",
+        do=fill,
+        heal=lambda: filler.unlink(missing_ok=True),
+    )
+
+
+def _to_backend(world: World, planned: Planned) -> Deed | None:
+    places = [(node, group) for group, nodes in SERVED.items() for node in nodes]
+    node, group = places[int(planned.pick * len(places))]
+    file = knob_file(world.knobs, node, group)
+    knob = Knob.model_validate({"id": planned.id, "harm": planned.kind, "seconds": planned.amount})
+    agents = [child for child in world.processes.children if child.role == "agent" and child.node == node]
+
+    def turn() -> None:
+        for agent in agents:
+            agent.doomed = planned.kind == "die"
+        draft = file.with_suffix(".draft")
+        draft.write_text(knob.model_dump_json())
+        draft.replace(file)
+
+    def heal() -> None:
+        file.unlink(missing_ok=True)
+
+    detail = f"backend of {group} on node {node}"
+    label = _agent_label(world, node)
+    return Deed(harm=planned.kind, label=label, groups=(group,), detail=detail, do=turn, heal=heal)
+
+
+def _agent_label(world: World, node: str) -> str:
+    return next((each.label for each in world.processes.children if each.role == "agent" and each.node == node), "")
+
+
+def groups_of(role: Role, node: str) -> tuple[str, ...]:
+    """What such a process has to do with."""
+    match role:
+        case "job":
+            return (*served_by(node), LOCK_GROUP)
+        case "agent":
+            return served_by(node)
+    return tuple(SERVED)

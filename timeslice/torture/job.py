@@ -1,0 +1,269 @@
+"""One process of a job in a torture run: it holds, checks and rewrites its device memory, and survives everything.
+
+What it does is written once, as a generator of operations; the sync and the asyncio client carry them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from timeslice.arena import Arena, EmulatedDeviceError
+from timeslice.client.aio import AsyncClient
+from timeslice.client.hold import Hold
+from timeslice.client.lease import BaseLease
+from timeslice.client.sync import Client
+from timeslice.errors import LeaseError, LeaseUncertainError, TimeSliceError
+from timeslice.torture.history import Asked, Checked, Entered, GaveUp, Left, Lost, Writer
+from timeslice.torture.stage import LEASES_S
+
+_LOOK_S = 0.05  # how often a body looks whether it still holds
+_CHUNK = 512 << 10
+_UNCERTAIN_S = 120.0
+
+
+class Spec(BaseModel):
+    """What the process is told. ``until``: it ends then, on the monotonic clock. ``drain``: it asks for nothing more
+    once that file is there."""
+
+    label: str
+    job: str
+    node: str
+    url: str
+    history: Path
+    drain: Path
+    seed: str
+    asynchronous: bool
+    devices: dict[str, Path]  # of the served groups
+    bytes: int
+    lock_group: str
+    until: float
+
+
+@dataclass(frozen=True)
+class _Enter:
+    hold: Hold
+
+
+@dataclass(frozen=True)
+class _Leave:
+    hold: Hold
+
+
+Steps = Generator[_Enter | _Leave | float, Any, None]
+
+
+class Memory:
+    """The job's device memory in one group, and what it left there last."""
+
+    def __init__(self, device: Path, label: str, size: int) -> None:
+        self._arena = Arena(device, label=label)
+        self._size = size
+        self._view: memoryview | None = None
+        self.digest = ""  # "": not known
+
+    def found(self) -> str:
+        """Checksum of what is there now."""
+        assert self._view is not None
+        return _digest(self._view)
+
+    def fill(self, content: bytes, lease: BaseLease) -> None:
+        """Replace the content. What ends it in the middle leaves it unknown."""
+        self.digest = ""
+        if self._view is None:
+            self._view = self._arena.allocate(self._size)
+        for start in range(0, self._size, _CHUNK):
+            lease.ensure_held()
+            self._view[start : start + _CHUNK] = content[start : start + _CHUNK]
+        self.digest = _digest(content)
+
+
+class Job:
+    """What one process does, try after try."""
+
+    def __init__(self, spec: Spec, client: Client | AsyncClient, writer: Writer) -> None:
+        self._spec, self._client, self._writer = spec, client, writer
+        self._random = random.Random(spec.seed)  # noqa: S311 - load needs no secrecy
+        self._memory = {group: Memory(path, spec.job, spec.bytes) for group, path in spec.devices.items()}
+        self._tries = 0
+        self._lost: set[str] = set()
+        self._writing = threading.Lock()
+
+    def live(self) -> Steps:
+        """Try after try, until its time is over."""
+        while time.monotonic() < self._spec.until and not self._spec.drain.exists():
+            yield from self._turn()
+            yield self._random.uniform(0.0, 0.4)  # reward and data, on the CPU
+
+    def _turn(self) -> Steps:
+        draw = self._random.random()
+        served = list(self._memory)
+        if draw < 0.2:
+            yield from self._try((self._spec.lock_group,))
+        elif draw < 0.35 and len(served) > 1:
+            yield from self._try(tuple(served))
+        elif draw < 0.5:
+            # Nested in the order in which everybody takes them, so that nobody waits in a circle.
+            inner = served[-1] if len(served) > 1 else self._spec.lock_group
+            yield from self._try(served[:1], inner=inner)
+        else:
+            yield from self._try((self._random.choice(served),))
+
+    def _try(self, groups: Any, *, inner: str = "", patience: float | None = None) -> Steps:
+        """Ask, and if granted work inside. ``inner``: a group to take inside as well."""
+        spec, groups = self._spec, tuple(groups)
+        timeout = patience if patience is not None else self._random.choice((None, None, None, 0.0, 1.0, 6.0))
+        requests = {group: self._request() for group in groups}
+        lock_only = groups == (spec.lock_group,)
+        hold = self._client.hold(
+            *groups,
+            timeout=timeout,
+            priority=self._random.choice((0, 0, 0, 0, 5, -5)),
+            lease=self._random.choice(LEASES_S),
+            lock_only=lock_only,
+            phase="torture",
+            on_lost=lambda lease: self._note_loss(requests[lease.group], lease),
+        )
+        for group, request in requests.items():
+            self._writer.write(Asked(**self._of(group, request), node=spec.node, lock_only=lock_only))
+        try:
+            granted = yield _Enter(hold)
+        except TimeSliceError as error:
+            for group, request in requests.items():
+                self._writer.write(GaveUp(**self._of(group, request), error=f"{type(error).__name__}: {error}"))
+            yield 0.2
+            return
+        leases: tuple[BaseLease, ...] = granted if isinstance(granted, tuple) else (granted,)
+        for lease in leases:
+            said = self._of(lease.group, requests[lease.group])
+            self._writer.write(Entered(**said, token=lease.fencing_token, how=lease.grant.how))
+        try:
+            yield from self._body(leases, requests, inner)
+            for lease in leases:
+                yield from self._sure(lease)
+                said = self._of(lease.group, requests[lease.group])
+                self._writer.write(Left(**said, token=lease.fencing_token))
+        except LeaseError:
+            for lease in leases:
+                if lease.state != "held":
+                    self._note_loss(requests[lease.group], lease)
+        yield _Leave(hold)
+
+    def _body(self, leases: tuple[BaseLease, ...], requests: dict[str, str], inner: str) -> Steps:
+        for lease in leases:
+            if lease.group in self._memory:
+                yield from self._use(lease, requests[lease.group])
+        if inner:
+            yield from self._try((inner,), patience=3.0)
+        until = time.monotonic() + self._random.choice((0.05, 0.1, 0.2, 0.5, 1.0))
+        while (left := until - time.monotonic()) > 0:
+            yield min(left, _LOOK_S)
+            for lease in leases:
+                yield from self._sure(lease)
+
+    def _use(self, lease: BaseLease, request: str) -> Steps:
+        """Compare what is on the device with what was left there, and leave something new."""
+        memory = self._memory[lease.group]
+        content = self._random.randbytes(self._spec.bytes)
+        yield from self._sure(lease)
+        if expected := memory.digest:
+            self._writer.write(Checked(**self._of(lease.group, request), expected=expected, found=memory.found()))
+        try:
+            memory.fill(content, lease)
+        except LeaseUncertainError:
+            yield from self._sure(lease)  # it is still ours: what is there is half written, and unknown
+        except EmulatedDeviceError:
+            lease.ensure_held()  # if it is not, the device rightly belongs to somebody else
+            raise
+
+    def _sure(self, lease: BaseLease) -> Steps:
+        """Go on only while the lease stands; wait where the server can't be asked. Raises LeaseError."""
+        patient_until = time.monotonic() + _UNCERTAIN_S
+        while True:
+            try:
+                lease.ensure_held()
+                return
+            except LeaseUncertainError:
+                if time.monotonic() > patient_until:
+                    raise
+            yield _LOOK_S
+
+    def _note_loss(self, request: str, lease: BaseLease) -> None:
+        with self._writing:  # told by a thread and by the body
+            if request not in self._lost:
+                self._lost.add(request)
+                self._writer.write(Lost(**self._of(lease.group, request), token=lease.fencing_token))
+
+    def _request(self) -> str:
+        self._tries += 1
+        return f"{self._spec.label}/{self._tries}"
+
+    def _of(self, group: str, request: str) -> dict[str, Any]:
+        return {"who": self._spec.label, "job": self._spec.job, "group": group, "request": request}
+
+
+def _digest(content: bytes | memoryview) -> str:
+    return hashlib.blake2b(content, digest_size=12).hexdigest()
+
+
+def run_job(spec: Spec) -> None:
+    """Live until the time is over. It never raises for what the product says may happen."""
+    writer = Writer(spec.history / f"{spec.label}.jsonl")
+    if spec.asynchronous:
+        asyncio.run(_run_async(spec, writer))
+    else:
+        with Client(spec.url, spec.job) as client:
+            _run_sync(Job(spec, client, writer).live())
+    os._exit(0)  # arrays live on in frames; the interpreter's own end could touch them
+
+
+def _run_sync(steps: Steps) -> None:
+    answer: Any = None
+    error: Exception | None = None
+    while True:
+        try:
+            step = steps.throw(error) if error else steps.send(answer)
+        except StopIteration:
+            return
+        answer = error = None
+        try:
+            if isinstance(step, _Enter):
+                answer = step.hold.__enter__()
+            elif isinstance(step, _Leave):
+                step.hold.__exit__(None, None, None)
+            else:
+                time.sleep(step)
+        except Exception as raised:
+            error = raised
+
+
+async def _run_async(spec: Spec, writer: Writer) -> None:
+    async with AsyncClient(spec.url, spec.job) as client:
+        steps = Job(spec, client, writer).live()
+        answer: Any = None
+        error: Exception | None = None
+        while True:
+            try:
+                step = steps.throw(error) if error else steps.send(answer)
+            except StopIteration:
+                return
+            answer = error = None
+            try:
+                if isinstance(step, _Enter):
+                    answer = await step.hold.__aenter__()
+                elif isinstance(step, _Leave):
+                    await step.hold.__aexit__(None, None, None)
+                else:
+                    await asyncio.sleep(step)
+            except Exception as raised:
+                error = raised

@@ -1,0 +1,169 @@
+"""The processes of a torture run, and the keeper that starts again what ended, as a service manager would.
+
+All are in the process group of a guard, one line of shell that reads a pipe whose other end the run holds. When the
+pipe closes, for whatever reason, the guard unmounts the run's devices and kills the group, stopped processes too.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from timeslice.torture.history import Born, Died, Healed, Writer
+
+Role = Literal["job", "agent", "coordinator"]
+
+AGAIN_S = 1.0  # after an end that nobody planned
+_GUARD = 'read -r _; for each in "$1"/*/devices/* "$1"/*/state; do umount -l "$each" 2>/dev/null; done; kill -KILL 0'
+_TAIL_BYTES = 2000
+
+
+@dataclass
+class Child:
+    """A place for one process after another: the same again after a kill, under a new label."""
+
+    name: str
+    role: Role
+    make_spec: Callable[[str], dict[str, Any]]  # from the label
+    environment: Mapping[str, str]  # all of it
+    job: str = ""
+    node: str = ""
+    groups: tuple[str, ...] = ()
+    count: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    stopped: bool = False
+    again_at: float | None = 0.0  # monotonic; None: not again
+    heals: list[int] = field(default_factory=list)  # faults that are over when it runs again
+    killed: bool = False  # by the run
+    doomed: bool = False  # told to kill itself
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}.{self.count}"
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Processes:
+    """Starts, keeps and ends them all."""
+
+    def __init__(self, work: Path, logs: Path, writer: Writer, *, mutant: str = "") -> None:
+        self._logs, self._writer, self._mutant = logs, writer, mutant
+        self.children: list[Child] = []
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, "guard", str(work)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+
+    def add(self, child: Child) -> None:
+        """It is started at the next turn of the keeper."""
+        self.children.append(child)
+
+    def having(self, role: Role) -> list[Child]:
+        """Those that run and are not stopped."""
+        return [each for each in self.children if each.role == role and each.running and not each.stopped]
+
+    def keep(self, now: float) -> list[Child]:
+        """Note who ended, and start who is due. Returns the children that ended for good."""
+        done = []
+        for child in list(self.children):
+            if child.process is not None and child.process.poll() is not None:
+                self._bury(child, now)
+            if child.process is None and child.again_at is None:
+                self.children.remove(child)
+                done.append(child)
+            elif child.process is None and child.again_at is not None and now >= child.again_at:
+                self._start(child)
+        return done
+
+    def kill(self, child: Child, *, again_at: float, fault: int) -> None:
+        """SIGKILL; the keeper starts it again then, which heals the fault."""
+        assert child.process is not None
+        child.killed, child.again_at, child.stopped = True, again_at, False
+        child.heals.append(fault)
+        child.process.kill()
+
+    def stop(self, child: Child) -> None:
+        """SIGSTOP."""
+        assert child.process is not None
+        child.stopped = True
+        child.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self, child: Child) -> None:
+        """SIGCONT, if it is still that process."""
+        if child.stopped and child.process is not None:
+            child.process.send_signal(signal.SIGCONT)
+        child.stopped = False
+
+    def hurry(self) -> None:
+        """Start everything that is still to come again, now."""
+        for child in self.children:
+            if child.again_at is not None:
+                child.again_at = 0.0
+        self.keep(0.0)
+
+    def end(self) -> None:
+        """Kill all that is left."""
+        assert self._guard.stdin is not None
+        for child in self.children:
+            if child.process is not None:
+                child.process.kill()
+        for child in self.children:
+            if child.process is not None:
+                child.process.wait()
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def _start(self, child: Child) -> None:
+        child.count += 1
+        child.killed = child.stopped = False
+        label = child.label
+        self._writer.write(Born(who="run", label=label, role=child.role, job=child.job, node=child.node))
+        line = [sys.executable, "-m", "timeslice.torture.child", child.role, json.dumps(child.make_spec(label))]
+        if self._mutant:
+            line += ["--mutant", self._mutant]
+        with self._errors(label).open("wb") as errors:
+            child.process = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                env=dict(child.environment),
+                process_group=self._guard.pid,
+            )
+        for fault in child.heals:
+            self._writer.write(Healed(who="run", id=fault))
+        child.heals.clear()
+
+    def _bury(self, child: Child, now: float) -> None:
+        assert child.process is not None
+        code = child.process.returncode
+        finished = child.role == "job" and code == 0
+        bus = child.role == "job" and code == -signal.SIGBUS
+        obeyed = child.doomed and code == -signal.SIGKILL
+        meant = child.killed or finished or bus or obeyed
+        detail = "" if meant else self._last_words(child.label)
+        self._writer.write(Died(who="run", label=child.label, code=code, meant=meant, detail=detail))
+        child.process = None
+        if finished:
+            child.again_at = None
+        elif not child.killed:
+            child.again_at = now + AGAIN_S
+
+    def _errors(self, label: str) -> Path:
+        return self._logs / f"{label}.log"
+
+    def _last_words(self, label: str) -> str:
+        said = self._errors(label).read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+        return " | ".join(said[-12:])

@@ -1,0 +1,131 @@
+"""What came of a run: for people, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from timeslice.errors import UsageError
+from timeslice.torture.checker import Report, Terms, check
+from timeslice.torture.history import Born, Fault, Line, Told, read
+from timeslice.torture.stage import LEASES_S
+
+HISTORY, FACTS = "history.jsonl", "run.json"
+TERMS = Terms(lease_s=max(LEASES_S))
+_SHOWN = 20
+
+
+def merge(folder: Path) -> Path:
+    """All parts as one file, by time; each process's own order is kept. The parts are removed."""
+    found: list[tuple[int, Line]] = []
+    parts = sorted((folder / "parts").glob("*.jsonl"))
+    for part in parts:
+        latest = 0  # two threads of a process may write out of order by a hair
+        for line in read(part):
+            latest = max(latest, line.at)
+            found.append((latest, line))
+    found.sort(key=lambda item: item[0])
+    whole = folder / HISTORY
+    whole.write_text("".join(f"{line.model_dump_json()}\n" for _, line in found))
+    for part in parts:
+        part.unlink()
+    (folder / "parts").rmdir()
+    return whole
+
+
+def judge(place: Path) -> tuple[list[Line], Report]:
+    """Read a history, a file or the folder of one, and check it. UsageError if it is none."""
+    path = place / HISTORY if (place / HISTORY).is_file() else place
+    try:
+        lines = list(read(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{place} is no history of a torture run: {error}") from error
+    if not lines:
+        raise UsageError(f"{place} has no history of a torture run in it; name a {HISTORY} or its folder")
+    return lines, check(lines, TERMS)
+
+
+def facts_of(place: Path) -> dict[str, Any]:
+    """What is known of a saved run beside its history: seed, seconds, topology, samples."""
+    path = (place if place.is_dir() else place.parent) / FACTS
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def document(lines: Sequence[Line], report: Report, facts: Mapping[str, Any], history: Path | None) -> dict[str, Any]:
+    """The report as JSON has it."""
+    roles = {line.label: line.role for line in lines if isinstance(line, Born)}
+    start = lines[0].at
+    p95 = report.recovery_p95_s
+    return {
+        "device": "emulated",
+        **facts,
+        "faults": report.faults,
+        "faults_by_kind": _by_kind(lines, roles),
+        "grants": report.grants,
+        "swaps": report.swaps,
+        "bytes_moved": sum(
+            int(line.fields.get("bytes") or 0)
+            for line in lines
+            if isinstance(line, Told) and line.type in {"JobSuspended", "JobRestored"}
+        ),
+        "processes": dict(sorted(Counter(roles.values()).items())),
+        "recovery_p95_s": None if p95 is None else round(p95, 3),
+        "violations": [
+            {"rule": each.rule, "at_s": round((each.at - start) / 1e9, 3), "group": each.group, "message": each.message}
+            for each in report.violations
+        ],
+        "history": None if history is None else str(history),
+    }
+
+
+def _by_kind(lines: Sequence[Line], roles: Mapping[str, str]) -> dict[str, int]:
+    kinds: Counter[str] = Counter()
+    for line in lines:
+        if isinstance(line, Fault):
+            process = line.harm in {"kill", "stop"} and line.label in roles
+            kinds[f"{line.harm}-{roles[line.label]}" if process else line.harm] += 1
+    return dict(sorted(kinds.items()))
+
+
+def table(told: Mapping[str, Any]) -> Table:
+    """The report for people."""
+    found = Table(title="torture (emulated device)", show_header=False, title_justify="left")
+    kinds = ", ".join(f"{kind} {count}" for kind, count in told["faults_by_kind"].items())
+    p95 = told["recovery_p95_s"]
+    rows = [
+        *((name, str(told[name])) for name in ("topology", "seed", "seconds") if name in told),
+        ("faults", f"{told['faults']} ({kinds})"),
+        ("grants", str(told["grants"])),
+        ("swaps", f"{told['swaps']}, {told['bytes_moved'] / (1 << 20):.0f} MiB moved"),
+        ("recovery p95", "nobody waited" if p95 is None else f"{p95:.2f} s"),
+        *((f"{name}, first/last/highest quarter", _values(name, each)) for name, each in told.get("grown", {}).items()),
+        ("history", told["history"] or "not kept"),
+        ("violations", str(len(told["violations"]))),
+    ]
+    for name, value in rows:
+        found.add_row(name, value)
+    return found
+
+
+def _values(name: str, means: Mapping[str, float]) -> str:
+    scale, unit = (1 << 20, " MiB") if name.endswith("_bytes") else (1, "")
+    return " / ".join(f"{means[part] / scale:.0f}{unit}" for part in ("first", "last", "highest"))
+
+
+def complaints(told: Mapping[str, Any]) -> list[str]:
+    """One line a violation, earliest first; those beyond a screenful are only counted."""
+    every = [
+        f"violation of {each['rule']!r} at {each['at_s']:.3f} s{' in ' * bool(each['group'])}{each['group']}: "
+        f"{each['message']}"
+        for each in told["violations"]
+    ]
+    more = len(every) - _SHOWN
+    return every if more <= 0 else [*every[:_SHOWN], f"... and {more} more; see --json"]

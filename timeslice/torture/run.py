@@ -1,0 +1,164 @@
+"""One torture run: a whole system of its own, traffic, faults, then calm; all of it written down."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import redis
+
+from timeslice.errors import TimeSliceError
+from timeslice.torture.events import EventReader
+from timeslice.torture.faults import Deed, choose
+from timeslice.torture.history import Calm, Ended, Fault, Healed, Writer
+from timeslice.torture.samples import Sampler
+from timeslice.torture.scene import Scene
+from timeslice.torture.schedule import Planned, schedule
+from timeslice.torture.stage import GROUPS, Topology
+from timeslice.torture.traffic import Traffic
+
+CALM_S = 60.0  # who waits when the faults are over is in within this time
+AFTERWARDS_S = 4.0  # of the calm: jobs still come and go; then they ask for nothing new
+_TICK_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to run."""
+
+    seed: int
+    seconds: float = 60.0
+    topology: Topology = "standalone"
+    kinds: tuple[str, ...] = ()  # of faults; none: all
+    jobs: int = 6
+    mutant: str = ""
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    seconds: float
+    elapsed_s: float = 0.0
+    phase: str = "starting"
+    faults: int = 0
+    last: str = ""  # fault
+    events: Mapping[str, int] = field(default_factory=dict)
+
+
+Say = Callable[[str], None]
+Show = Callable[[Progress], None]
+
+
+def run_torture(options: Options, history: Path, *, say: Say, show: Show) -> Mapping[str, Sequence[float]]:
+    """Run, and leave one file a process in ``history / "parts"`` and their output in ``history / "logs"``.
+
+    Returns the series that were sampled. KeyboardInterrupt ends the faults and the calm; it does not get out. Nothing
+    that was started outlives this call, nor this process.
+    """
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tst-", ignore_cleanup_errors=True)))
+        return _Run(options, history, work, stack, say, show).run()
+
+
+class _Run:
+    def __init__(self, options: Options, history: Path, work: Path, stack: ExitStack, say: Say, show: Show) -> None:
+        self._options, self._say, self._show = options, say, show
+        (history / "logs").mkdir(parents=True, exist_ok=True)
+        self._writer = Writer(history / "parts" / "run.jsonl")
+        stack.callback(self._writer.close)
+        say("starting servers, agents and coordinators")
+        self._scene = Scene(options.topology, work, history, self._writer, stack, mutant=options.mutant)
+        for sentence in self._scene.missing:
+            say(sentence)
+        self._work = work
+        self._pending: list[tuple[float, int, Deed]] = []  # when to heal which fault
+        self._progress = Progress(options.seconds)
+
+    def run(self) -> Mapping[str, Sequence[float]]:
+        scene, options = self._scene, self._options
+        events = EventReader(scene.url, GROUPS, Writer(scene.parts / "events.jsonl"))
+        sampler = Sampler(scene.url, self._pids)
+        self._progress.events = events.counts
+        self._began = time.monotonic()
+        try:
+            self._traffic = Traffic(scene, self._work, options.seed, options.jobs)
+            self._harm(list(schedule(options.seed, options.seconds, options.topology, options.kinds)))
+            self._calm()
+        except KeyboardInterrupt:
+            self._say("interrupted; what there is so far is judged")
+            self._heal_all()
+        finally:
+            sampler.close()
+            events.close()
+        return sampler.series
+
+    def _harm(self, planned: list[Planned]) -> None:
+        while self._progress.elapsed_s < self._options.seconds:
+            if planned and planned[0].at_s <= self._progress.elapsed_s:
+                self._strike(planned.pop(0))
+            self._tick("faults")
+
+    def _strike(self, planned: Planned) -> None:
+        now = time.monotonic()
+        deed = choose(self._scene.world, planned, now)
+        if deed is None:
+            return
+        self._progress.faults += 1
+        self._progress.last = f"{planned.kind} {deed.label}".strip()
+        said = {"harm": deed.harm, "label": deed.label, "groups": deed.groups, "detail": deed.detail}
+        self._writer.write(Fault.model_validate({"who": "run", "id": planned.id, **said}))
+        self._attempt(planned.kind, deed.do)
+        if deed.heal:
+            self._pending.append((now + planned.lasts_s, planned.id, deed))
+
+    def _tick(self, phase: str) -> None:
+        now = time.monotonic()
+        self._progress.elapsed_s, self._progress.phase = now - self._began, phase
+        for due in [each for each in self._pending if each[0] <= now]:
+            self._heal(due)
+        self._traffic.again(self._scene.processes.keep(now))
+        self._show(self._progress)
+        time.sleep(_TICK_S)
+
+    def _heal(self, due: tuple[float, int, Deed]) -> None:
+        self._pending.remove(due)
+        _, number, deed = due
+        if deed.heal:
+            self._attempt(f"the end of {deed.harm}", deed.heal)
+        self._writer.write(Healed(who="run", id=number))
+
+    def _heal_all(self) -> None:
+        for due in list(self._pending):
+            self._heal(due)
+
+    def _attempt(self, what: str, act: Callable[[], object]) -> None:
+        """A fault that can't be done, because of another one, is none; that is no reason to end the run."""
+        try:
+            act()
+        except (TimeSliceError, redis.exceptions.RedisError, OSError) as error:
+            self._say(f"{what}: {error}")
+
+    def _calm(self) -> None:
+        """Heal everything, let the jobs go on for a while, then let them end: who waits by then gets in."""
+        self._heal_all()
+        self._scene.processes.hurry()
+        self._writer.write(Calm(who="run", seconds=CALM_S))
+        since = time.monotonic()
+        while (calm := time.monotonic() - since) < CALM_S + 1 and not self._traffic.over:
+            if calm > AFTERWARDS_S:
+                self._traffic.drain()
+            self._tick("calm")
+        self._writer.write(Ended(who="run"))
+
+    def _pids(self) -> dict[str, list[int]]:
+        children = list(self._scene.processes.children)
+        found: dict[str, list[int]] = {"agent": [], "coordinator": []}
+        for child in children:
+            if child.role in found and child.process is not None:
+                found[child.role].append(child.process.pid)
+        return found

@@ -1,0 +1,175 @@
+"""What a torture run plays with: servers, a proxy, agents and coordinators, on folders and disks of the run."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from timeslice.arena import Device, EmulatedDeviceError, syscalls
+from timeslice.embedded import find_binary
+from timeslice.errors import TimeSliceError
+from timeslice.locks import scripts
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.torture.faults import World, groups_of
+from timeslice.torture.fleet import make_fleet
+from timeslice.torture.fleet_base import HOST
+from timeslice.torture.history import Born, Writer
+from timeslice.torture.processes import Child, Processes
+from timeslice.torture.proxy import Proxy
+from timeslice.torture.stage import (
+    CONFIG,
+    COORDINATORS,
+    DEVICE_BYTES,
+    GROUPS,
+    LOCK_GROUP,
+    NODE_TTL_S,
+    NODES,
+    OWNER_LEASE_MS,
+    SERVED,
+    Topology,
+    served_by,
+)
+
+READY_S = 40.0
+_FAKETIME = ("usr/lib/*/faketime/libfaketime.so.1", "usr/lib*/faketime/libfaketime.so.1")
+_DISK = "size=1m,mode=700"
+
+
+class Scene:
+    """Everything but the jobs. ``url`` leads straight to the servers, ``proxied`` through the proxy if there is one.
+
+    ``missing`` says what this machine can't do, one sentence each.
+    """
+
+    def __init__(
+        self, topology: Topology, work: Path, history: Path, writer: Writer, stack: ExitStack, *, mutant: str = ""
+    ) -> None:
+        self._work, self._writer = work, writer
+        self.parts = history / "parts"
+        self.missing: list[str] = []
+        clock, binary = self._clock() if topology == "standalone" else (None, None)
+        self.fleet = make_fleet(topology, work / "servers", aof=True, binary=binary)
+        stack.callback(self.fleet.stop)
+        self.fleet.start()
+        for name in self.fleet.names():
+            writer.write(Born(who="run", label=name, role="server"))
+        self.url = self.proxied = self.fleet.url
+        proxy = None
+        if topology == "standalone":
+            proxy = Proxy((HOST, self.fleet.ports[self.fleet.names()[0]]))
+            stack.callback(proxy.close)
+            self.proxied = proxy.url
+        self.processes = Processes(work, history / "logs", writer, mutant=mutant)
+        stack.callback(self._clear_away)
+        knobs = work / "knobs"
+        knobs.mkdir()
+        self.world = World(self.processes, self.fleet, proxy, knobs, self._disks(), clock)
+        self._configure()
+        # One of each is behind the proxy, like some of the jobs.
+        for index, node in enumerate(NODES):
+            self._add_agent(node, self.proxied if index == 1 else self.url, knobs)
+        for index, name in enumerate(COORDINATORS):
+            self._add_coordinator(name, self.proxied if index == 1 else self.url)
+        self._await_agents(history)
+
+    def environment(self, node: str) -> dict[str, str]:
+        """The user's, without what is about another installation."""
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(("TIMESLICE_", "SLURM_"))}
+        return {**mine, "TIMESLICE_NODE": node, "TIMESLICE_RUNTIME_DIR": str(self._work / node)}
+
+    def devices(self, node: str) -> dict[str, Path]:
+        """The emulated device of each group that the node serves."""
+        return {group: self._work / node / "devices" / group for group in served_by(node)}
+
+    def _clock(self) -> tuple[Path | None, str]:
+        """A server with a clock that can be moved, if libfaketime is here: its control file, and how to start it."""
+        found = [path for pattern in _FAKETIME for path in Path("/").glob(pattern)]
+        wrapper, clock = self._work / "server", self._work / "clock"
+        environment = ""
+        if found:
+            clock.write_text("+0\n")
+            environment = (
+                f"LD_PRELOAD='{found[0]}' FAKETIME_TIMESTAMP_FILE='{clock}' FAKETIME_CACHE_DURATION=1 "
+                "FAKETIME_DONT_FAKE_MONOTONIC=1 "
+            )
+        else:
+            self.missing.append("the server's clock is not moved: there is no libfaketime (Debian: faketime)")
+        # DEBUG SLEEP is one of the faults, and is off by default.
+        wrapper.write_text(
+            "#!/bin/sh\n"
+            f'[ "$1" = --version ] && exec {find_binary()} --version\n'
+            f'{environment}exec {find_binary()} "$@" --enable-debug-command local\n'
+        )
+        wrapper.chmod(0o700)
+        return (clock if found else None), str(wrapper)
+
+    def _disks(self) -> dict[str, Path]:
+        """State folders of the agents, each on a small disk of its own if this process may mount."""
+        disks = {}
+        for node in NODES:
+            (self._work / node).mkdir(mode=0o700)
+            folder = self._work / node / "state"
+            folder.mkdir(mode=0o700)
+            if syscalls.mount_tmpfs(str(folder), _DISK) == 0:
+                disks[node] = folder
+        if not disks:
+            self.missing.append("no agent's disk is filled: this user may not mount one")
+        return disks
+
+    def _configure(self) -> None:
+        """The groups' modes and deadlines, before anybody uses them."""
+        driver, keys = SyncDriver(self.url), Keys()
+        settings = {name: str(value) for name, value in CONFIG.model_dump().items()}
+        for group in GROUPS:
+            mode = "lock" if group == LOCK_GROUP else "served"
+            driver.run(scripts.configure(keys.group(group), settings, mode=mode))
+        driver.retry(lambda: driver.client.sadd(keys.groups, *GROUPS))
+        driver.close()
+
+    def _add_agent(self, node: str, url: str, knobs: Path) -> None:
+        def spec(label: str) -> dict[str, Any]:
+            return {
+                "label": label,
+                "node": node,
+                "url": url,
+                "groups": served_by(node),
+                "device_bytes": DEVICE_BYTES,
+                "ttl_s": NODE_TTL_S,
+                "state_dir": str(self._work / node / "state"),
+                "knobs": str(knobs),
+                "history": str(self.parts),
+            }
+
+        groups = groups_of("agent", node)
+        self.processes.add(Child(f"agent-{node}", "agent", spec, self.environment(node), node=node, groups=groups))
+
+    def _add_coordinator(self, name: str, url: str) -> None:
+        def spec(label: str) -> dict[str, Any]:
+            return {"label": label, "name": name, "url": url, "lease_ms": OWNER_LEASE_MS}
+
+        groups = groups_of("coordinator", "")
+        self.processes.add(Child(f"coordinator-{name}", "coordinator", spec, self.environment(name), groups=groups))
+
+    def _await_agents(self, history: Path) -> None:
+        driver, keys, until = SyncDriver(self.url), Keys(), time.monotonic() + READY_S
+        while True:
+            self.processes.keep(time.monotonic())
+            if all(set(driver.view(keys.group(group)).nodes) >= set(nodes) for group, nodes in SERVED.items()):
+                break
+            if time.monotonic() > until:
+                raise TimeSliceError(f"the agents did not join within {READY_S:g} s; see {history / 'logs'}")
+            time.sleep(0.1)
+        driver.close()
+
+    def _clear_away(self) -> None:
+        self.processes.end()  # its guard unmounts what was mounted
+        for node in NODES:
+            for path in self.devices(node).values():
+                try:
+                    Device.open(path).destroy(force=True)
+                except (EmulatedDeviceError, OSError):
+                    pass  # it was unmounted, or never made

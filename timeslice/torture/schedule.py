@@ -1,0 +1,119 @@
+"""Which fault comes when: pure, and fixed by the seed, the seconds and the topology."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from timeslice.errors import UsageError
+from timeslice.torture.stage import TOPOLOGIES, Topology
+
+FIRST_AT_S = 1.5
+GAP_S = (1.5, 3.1)  # between two faults
+TAIL_S = 1.0  # before the end there is no new one
+
+_ALONE: frozenset[Topology] = frozenset({"standalone"})
+_ALL: frozenset[Topology] = frozenset(TOPOLOGIES)
+
+# How many faults of a kind of victim may last at the same time.
+_TOGETHER = {"job": 3, "agent": 2, "coordinator": 3, "server": 1, "link": 1, "disk": 1, "backend": 1}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault: how often it comes in relation to others, what it is done to, how long it lasts in seconds."""
+
+    weight: int
+    victim: str
+    lasts: tuple[float, float] = (0.0, 0.0)
+    where: frozenset[Topology] = _ALL
+    extra: tuple[float, float] = (0.0, 0.0)  # range of `Planned.amount`
+
+
+KINDS: Mapping[str, Kind] = {
+    "kill-job": Kind(12, "job", (0.2, 2)),
+    "stop-job": Kind(10, "job", (0.5, 9)),
+    "kill-agent": Kind(8, "agent", (0.2, 4)),
+    "stop-agent": Kind(5, "agent", (0.5, 8)),
+    "kill-coordinator": Kind(7, "coordinator", (0.2, 5)),
+    "stop-coordinator": Kind(5, "coordinator", (0.5, 8)),
+    "kill-server": Kind(5, "server", (0.2, 4)),
+    "stop-server": Kind(3, "server", (0.3, 6)),
+    "sleep": Kind(2, "server", (0.3, 3)),
+    "drop": Kind(3, "server"),
+    "pause": Kind(2, "server", (0.3, 3)),
+    "forget": Kind(2, "server"),
+    "full": Kind(3, "server", (0.5, 4)),
+    "flush": Kind(3, "server", where=_ALONE),
+    "wipe": Kind(2, "server", (0.2, 2), where=_ALONE),
+    "clock": Kind(3, "server", (2, 6), where=_ALONE, extra=(-3600, 3600)),
+    "cut": Kind(4, "link", (0.2, 7), where=_ALONE),
+    "stall": Kind(3, "link", (0.3, 8), where=_ALONE),
+    "delay": Kind(2, "link", (1, 4), where=_ALONE, extra=(0.02, 0.3)),
+    "half-open": Kind(3, "link", (0.3, 6), where=_ALONE),
+    "lose": Kind(4, "link", (1, 2), where=_ALONE),
+    "repeat": Kind(4, "link", (1, 2), where=_ALONE),
+    "disk": Kind(3, "disk", (1, 5)),
+    "slow": Kind(2, "backend", (2, 5), extra=(0.05, 0.8)),
+    "fail": Kind(4, "backend", (2, 5)),
+    "fail-on": Kind(3, "backend", (1, 6)),
+    "hang": Kind(3, "backend", (1, 9)),
+    "die": Kind(4, "backend", (2, 5)),
+    "lie": Kind(3, "backend", (1, 5)),
+    "late": Kind(3, "backend", (2, 5), extra=(0.1, 0.6)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A fault to come. Seconds since the start of the run. ``pick`` in [0, 1) chooses among those that fit then."""
+
+    id: int
+    kind: str
+    at_s: float
+    lasts_s: float
+    pick: float
+    amount: float
+
+
+def schedule(seed: int, seconds: float, topology: Topology, kinds: Collection[str] = ()) -> tuple[Planned, ...]:
+    """All faults of a run, earliest first. ``kinds`` narrows them. UsageError for an unknown kind."""
+    if unknown := set(kinds) - KINDS.keys():
+        raise UsageError(f"no such kind of fault: {', '.join(sorted(unknown))}; there are: {', '.join(KINDS)}")
+    usable = {name: kind for name, kind in KINDS.items() if topology in kind.where and (not kinds or name in kinds)}
+    if not usable:
+        raise UsageError(f"none of {', '.join(sorted(kinds))} can be done to a {topology} server")
+    rng = random.Random(f"{seed}/{topology}")  # noqa: S311 - a schedule needs no secrecy
+    busy: dict[str, list[float]] = {}  # victim -> when the faults done to such end
+    planned: list[Planned] = []
+    now = FIRST_AT_S
+    while now < seconds - TAIL_S:
+        free = [
+            name
+            for name, kind in usable.items()
+            if sum(end > now for end in busy.get(kind.victim, ())) < _TOGETHER[kind.victim]
+        ]
+        # Drawn in any case, so that a narrowed schedule keeps its times.
+        draws = (rng.random(), rng.random(), rng.random(), rng.random())
+        if free:
+            name = rng.choices(free, [usable[each].weight for each in free])[0]
+            kind = usable[name]
+            lasts = _between(kind.lasts, draws[0])
+            busy.setdefault(kind.victim, []).append(now + lasts)
+            planned.append(
+                Planned(
+                    id=len(planned) + 1,
+                    kind=name,
+                    at_s=round(now, 3),
+                    lasts_s=round(lasts, 3),
+                    pick=draws[1],
+                    amount=_between(kind.extra, draws[2]),
+                )
+            )
+        now += _between(GAP_S, draws[3])
+    return tuple(planned)
+
+
+def _between(span: tuple[float, float], share: float) -> float:
+    return span[0] + (span[1] - span[0]) * share
