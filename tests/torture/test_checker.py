@@ -1,0 +1,185 @@
+"""Waiting, content, ends and recovery: right histories, and some that break just that rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.torture.cases import TERMS, Cases, Write, judge, name
+from tests.torture.tale import Tale
+from timeslice.torture.checker import check
+from timeslice.torture.history import Writer, read
+
+CASES = Cases()
+good, breaks = CASES.good, CASES.breaks
+
+
+@good
+def everybody_got_in_or_gave_up_or_died() -> Tale:
+    tale = Tale()
+    for who in ("a.1", "b.1", "c.1"):
+        tale.asks(who)
+    tale.calm(5)
+    tale.enters("a.1")
+    tale.leaves("a.1")
+    tale.gives_up("b.1")
+    tale.fault("kill", "c.1")
+    tale.wait(6)
+    tale.ends()
+    return tale
+
+
+@breaks("waiting")
+def somebody_never_got_in() -> Tale:
+    tale = Tale()
+    tale.asks("a.1")
+    tale.calm(5)
+    tale.wait(6)
+    tale.ends()
+    return tale
+
+
+@breaks("waiting")
+def somebody_got_in_too_late() -> Tale:
+    tale = Tale()
+    tale.asks("a.1")
+    tale.calm(5)
+    tale.wait(6)
+    tale.enters("a.1")
+    tale.ends()
+    return tale
+
+
+@good
+def the_run_was_cut_short() -> Tale:
+    tale = Tale()
+    tale.asks("a.1")
+    tale.calm(5)
+    tale.ends()
+    return tale
+
+
+@breaks("content")
+def another_content() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.checks("a.1", "x", "y")
+    return tale
+
+
+@good
+def touched_what_was_moved_away() -> Tale:
+    tale = Tale()
+    tale.died("a.1", -7)
+    return tale
+
+
+@breaks("ends")
+def a_coordinator_fell_over() -> Tale:
+    tale = Tale()
+    tale.died("c.1", 1)
+    return tale
+
+
+@good
+def recovered_in_time() -> Tale:
+    tale = Tale()
+    tale.asks("b.1")
+    tale.heals(tale.fault("stop", "server.1"))
+    tale.wait(9)
+    tale.enters("b.1")
+    return tale
+
+
+@breaks("recovery")
+def recovered_too_late() -> Tale:
+    tale = Tale()
+    tale.asks("b.1")
+    tale.heals(tale.fault("stop", "server.1"))
+    tale.wait(11)
+    tale.enters("b.1")
+    return tale
+
+
+@breaks("recovery")
+def never_recovered() -> Tale:
+    tale = Tale()
+    tale.asks("b.1")
+    tale.heals(tale.fault("stop", "server.1"))
+    tale.wait(11)
+    tale.ends()
+    return tale
+
+
+@good
+def another_fault_came_in_between() -> Tale:
+    tale = Tale()
+    tale.asks("b.1")
+    tale.heals(tale.fault("stop", "server.1"))
+    tale.wait(6)
+    tale.heals(tale.fault("kill", "agent.1"))
+    tale.wait(6)
+    tale.enters("b.1")
+    return tale
+
+
+@good
+def a_long_body_is_nobodys_fault() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.asks("b.1")
+    tale.heals(tale.fault("stop", "server.1"))
+    tale.wait(20)
+    tale.leaves("a.1")
+    tale.enters("b.1")
+    return tale
+
+
+@good
+def nobody_waited() -> Tale:
+    tale = Tale()
+    tale.heals(tale.fault("stop", "server.1"))
+    tale.wait(20)
+    tale.enters("b.1")
+    return tale
+
+
+@pytest.mark.parametrize(("write", "broken"), CASES.all, ids=name)
+def test_a_history_breaks_just_the_rules_that_it_should(write: Write, broken: set[str]) -> None:
+    """No false alarm on what the design allows; what it does not is caught, by the rule that is about it alone."""
+    assert {violation.rule for violation in judge(write()).violations} == broken
+
+
+def test_the_report_counts() -> None:
+    """Grants, swaps, faults, and the seconds of recovery with their 95th percentile."""
+    tale = Tale()
+    for number in range(20):
+        tale.asks("b.1")
+        tale.heals(tale.fault("kill", "agent.1"))
+        tale.wait(1 if number else 3)
+        tale.enters("b.1")
+        tale.leaves("b.1")
+    tale.told("SwapFinished", swap="1", job="b")
+    report = judge(tale)
+    assert (report.grants, report.swaps, report.faults, report.violations) == (20, 1, 20, [])
+    assert report.recovery_p95_s == pytest.approx(1.1)
+    assert max(report.recoveries) == pytest.approx(3.1)
+
+
+def test_a_history_is_judged_the_same_from_disk(tmp_path: Path) -> None:
+    """One file a writer; whatever order the files are read in, the violation is found again."""
+    tale = somebody_got_in_too_late()
+    for who in {line.who for line in tale.lines}:
+        writer = Writer(tmp_path / f"{who}.jsonl")
+        for line in tale.lines:
+            if line.who == who:
+                writer.write(line)
+        writer.close()
+    assert check(read(tmp_path), TERMS) == judge(tale)
+
+
+def test_an_empty_history_shows_nothing() -> None:
+    """No grants, no violations, no percentile."""
+    report = check([], TERMS)
+    assert (report.grants, report.violations, report.recovery_p95_s) == (0, [], None)

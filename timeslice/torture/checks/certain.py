@@ -1,0 +1,111 @@
+"""What is certain of jobs' device state, swept along a history."""
+
+from __future__ import annotations
+
+import enum
+from typing import Self
+
+from timeslice.torture.checks.story import SECOND, Story
+from timeslice.torture.history import Born, Checked, Died, Fault, Line, Moved, OnDevice
+
+NOTICED_S = 1.0
+
+
+class Sign(enum.Enum):
+    """The last certain thing known of a job on a node. Between the begin and the end of a step nothing is certain."""
+
+    IN = "on the device"
+    OUT = "moved out"
+    LOCKED = "locked"
+    UNKNOWN = "unknown"
+
+
+_AFTER = {
+    ("suspend", "begin"): Sign.UNKNOWN,
+    ("suspend", "done"): Sign.OUT,
+    ("suspend", "failed"): Sign.UNKNOWN,
+    ("restore", "begin"): Sign.UNKNOWN,
+    ("restore", "done"): Sign.LOCKED,
+    ("restore", "failed"): Sign.OUT,  # its saved copy is intact
+    ("release", "begin"): Sign.UNKNOWN,
+    ("release", "done"): Sign.IN,
+    ("release", "failed"): Sign.UNKNOWN,
+    ("abort", "begin"): Sign.UNKNOWN,
+    ("abort", "done"): Sign.IN,
+    ("abort", "failed"): Sign.UNKNOWN,
+}
+
+Place = tuple[str, str, str]  # group, node, job
+
+
+class Certain:
+    """Goes forward through the lines of a story, once.
+
+    When a process of a job begins or ends on a node, nothing is certain of that job there: its memory went with it.
+    An end that nobody caused is written down up to ``NOTICED_S`` after it.
+    A line of the job itself, or of a look, may be written a moment after what it tells; so it is a sign only of a job
+    that no agent has touched yet. A backend that was told to lie says that it did what it did not do.
+    """
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._lines = iter(story.lines)
+        self._next: Line | None = next(self._lines, None)
+        self._signs: dict[Place, Sign] = {}
+        self._now = 0
+        self._lies = [harm for harm in story.harms if harm.fault.harm == "lie"]
+
+    def at(self, time: int) -> Self:
+        """Go on to ``time``, which may not lie before the last one."""
+        while self._next is not None and self._next.at <= time:
+            self._take(self._next)
+            self._next = next(self._lines, None)
+        self._now = time
+        return self
+
+    def of(self, group: str, node: str, job: str) -> Sign:
+        return self._signs.get((group, node, job), Sign.UNKNOWN)
+
+    def residents(self, group: str, node: str) -> list[str]:
+        """Jobs that are on that device for certain."""
+        return sorted(
+            job
+            for (its_group, its_node, job), sign in self._signs.items()
+            if (its_group, its_node) == (group, node)
+            and sign in {Sign.IN, Sign.LOCKED}
+            and not self._is_ending(its_node, job)
+        )
+
+    def _is_ending(self, node: str, job: str) -> bool:
+        until = self._now + NOTICED_S * SECOND
+        return any(
+            self._now <= death.at <= until
+            and (born := self._story.born.get(label))
+            and (born.node, born.job) == (node, job)
+            for label, death in self._story.died.items()
+        )
+
+    def _take(self, line: Line) -> None:
+        match line:
+            case Moved() if (line.step, line.stage) in _AFTER:
+                place = (line.group, line.node, line.job)
+                self._signs[place] = Sign.UNKNOWN if self._may_lie(line) else _AFTER[line.step, line.stage]
+            case Checked():
+                found = self._story.tries[line.who, line.request]
+                self._signs.setdefault((line.group, found.node, line.job), Sign.IN)
+            case OnDevice():
+                for job in line.jobs:
+                    self._signs.setdefault((line.group, line.node, job), Sign.IN)
+            case Born(label=label) | Died(label=label) | Fault(harm="kill", label=label):
+                self._forget(label)
+            case _:
+                pass
+
+    def _forget(self, label: str) -> None:
+        born = self._story.born.get(label)
+        if born is not None and born.role == "job":
+            for place in [place for place in self._signs if place[1:] == (born.node, born.job)]:
+                del self._signs[place]
+
+    def _may_lie(self, move: Moved) -> bool:
+        return any(harm.disturbs(move.group) and harm.at <= move.at <= harm.until for harm in self._lies)

@@ -1,0 +1,112 @@
+"""Where jobs' device state was, as agents' moves and measured bytes tell it, and who was inside meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from timeslice.torture.checks.bodies import stretches
+from timeslice.torture.checks.certain import Certain, Sign
+from timeslice.torture.checks.story import SECOND, Story, Terms, Try, Violation
+from timeslice.torture.history import Moved
+
+_WORD_S = 1.5  # by then the reader of the event stream has read what the scripts told
+
+
+def not_restored(story: Story, terms: Terms) -> Iterator[Violation]:
+    """Nobody is in before his own state is.
+
+    The last thing certain of the job on its node must not be that it was moved out, or brought back and not released.
+    A process that was started since has nothing to restore, and a step without an end may have been done.
+    """
+    certain = Certain(story)
+    for body in _served(story, terms):
+        assert body.entered is not None
+        sign = certain.at(body.entered.at).of(body.group, body.node, body.job)
+        if sign in {Sign.OUT, Sign.LOCKED}:
+            yield Violation(
+                "restored",
+                body.entered.at,
+                body.group,
+                f"job {body.job} ({body.who}) entered on node {body.node} although its state was {sign.value}",
+            )
+
+
+def not_out(story: Story, terms: Terms) -> Iterator[Violation]:
+    """Nobody is in before what does not fit is out.
+
+    Another job is on the device if that is certain: it was restored, or its memory was read or measured there, and no
+    suspend has touched it since.
+    """
+    if not terms.exclusive:
+        return
+    certain = Certain(story)
+    for body in _served(story, terms):
+        assert body.entered is not None
+        for job in certain.at(body.entered.at).residents(body.group, body.node):
+            if job != body.job:
+                yield Violation(
+                    "resident",
+                    body.entered.at,
+                    body.group,
+                    f"job {body.job} ({body.who}) entered on node {body.node} before job {job} was out",
+                )
+
+
+def two_on_device(story: Story, terms: Terms) -> Iterator[Violation]:
+    """No two jobs' bytes are measured on one device. The agent measures between its own steps, so it is proof."""
+    for line in story.devices:
+        if terms.exclusive and len(set(line.jobs)) > 1:
+            yield Violation(
+                "device", line.at, line.group, f"on node {line.node} were measured {' and '.join(sorted(line.jobs))}"
+            )
+
+
+def moved_holders(story: Story, terms: Terms) -> Iterator[Violation]:
+    """No agent touches a job that is in.
+
+    It may do so only once the lease has ended, and the scripts tell that before the swap begins: the word of it is read
+    within a moment. Whatever hinders the reading, or loses what was told, explains the touch.
+    """
+    for body in _served(story, terms):
+        for stretch in stretches(story, body, terms):
+            move = _touch_at(story, body, stretch.end)
+            if move is None or _is_over(story, terms, body, move):
+                continue
+            yield Violation(
+                "touched",
+                move.at,
+                body.group,
+                f"node {move.node} began to {move.step} job {body.job} while {body.who} was in with token {body.token}",
+            )
+
+
+def _served(story: Story, terms: Terms) -> Iterator[Try]:
+    """Bodies of served groups, in the order of their entries. One that heard of its loss as soon as it was in is none:
+    several groups at once are entered when the last was had, and the first may be lost by then."""
+    for body in story.bodies:
+        if not body.lock_only and not body.heard_at_once(terms):
+            yield body
+
+
+def _touch_at(story: Story, body: Try, at: float) -> Moved | None:
+    """The agent's step that ended a stretch of this body, if one did."""
+    for move in story.moves.get((body.group, body.node, body.job), ()):
+        if move.at == at and move.stage == "begin" and move.step in {"prepare", "suspend"}:
+            return move
+    return None
+
+
+def _is_over(story: Story, terms: Terms, body: Try, move: Moved) -> bool:
+    by = move.at + _WORD_S * SECOND
+    for event in story.told.get(body.group, ()):
+        if event.at > by:
+            break
+        granted = event.type in {"LeaseGranted", "LeaseReinstalled"}
+        newer = granted and int(event.fields.get("token", "0")) > body.token
+        ended = not granted and event.fields.get("token") == str(body.token)
+        if newer or ended or event.type == "StateLost":
+            return True
+    return any(
+        story.hinders(harm, "") and harm.at <= by and harm.until >= move.at - terms.lease_s * SECOND
+        for harm in story.harms_to(body.group)
+    )

@@ -1,0 +1,220 @@
+"""A history put in order: tries, bodies, faults, ends of processes, moves and events."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from timeslice.torture.history import (
+    Asked,
+    Born,
+    Calm,
+    Checked,
+    Died,
+    Ended,
+    Entered,
+    Fault,
+    GaveUp,
+    Healed,
+    Left,
+    Line,
+    Lost,
+    Moved,
+    OnDevice,
+    Told,
+)
+
+SECOND = 1_000_000_000  # ns
+NEVER = math.inf
+
+LOSSES = frozenset({"flush", "wipe", "failover"})  # after these the server may know less than before
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the run promised; seconds.
+
+    ``recovery_s``: after a fault somebody who waits is in within so long. ``exclusive``: a device holds one job.
+    ``slack_s``: what a runnable process on a busy machine may need to act on what it was told.
+    """
+
+    lease_s: float = 30.0
+    waiter_ttl_s: float = 15.0
+    recovery_s: float = 60.0
+    slack_s: float = 0.5
+    exclusive: bool = True
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that was broken. ``at`` is on the history's clock (ns)."""
+
+    rule: str
+    at: int
+    group: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Harm:
+    """A fault with its end; ``until`` is NEVER when it was not healed."""
+
+    fault: Fault
+    until: float
+
+    @property
+    def at(self) -> int:
+        return self.fault.at
+
+    @property
+    def loses(self) -> bool:
+        return self.fault.harm in LOSSES
+
+    def disturbs(self, group: str) -> bool:
+        return not self.fault.groups or group in self.fault.groups
+
+
+@dataclass
+class Try:
+    """One try to hold, from the question to the end of its body."""
+
+    asked: Asked | None
+    who: str
+    job: str
+    group: str
+    request: str
+    node: str = ""
+    entered: Entered | None = None
+    left: Left | None = None
+    lost: Lost | None = None
+    gave_up: GaveUp | None = None
+    checked: list[Checked] = field(default_factory=list)
+
+    @property
+    def lock_only(self) -> bool:
+        return self.asked is not None and self.asked.lock_only
+
+    @property
+    def token(self) -> int:
+        return self.entered.token if self.entered else 0
+
+    def heard_at_once(self, terms: Terms) -> bool:
+        """Whether it was told that its lease is over before it was in, or as soon as it was."""
+        if self.entered is None or self.lost is None:
+            return False
+        return self.lost.at <= self.entered.at + terms.slack_s * SECOND
+
+
+class Story:
+    """Everything that a rule looks up. Lines may come in any order of files; each file's own order is kept."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self.lines: list[Line] = sorted(lines, key=lambda line: line.at)
+        self.tries: dict[tuple[str, str], Try] = {}
+        self.born: dict[str, Born] = {}
+        self.died: dict[str, Died] = {}
+        self.ends: dict[str, int] = {}  # label -> when its process was at its end at the latest
+        self.moves: dict[tuple[str, str, str], list[Moved]] = defaultdict(list)  # (group, node, job) -> in order
+        self.devices: list[OnDevice] = []
+        self.told: dict[str, list[Told]] = defaultdict(list)  # group -> in the stream's order
+        self.calm: Calm | None = None
+        self.ended: Ended | None = None
+        faults: dict[int, Fault] = {}
+        healed: dict[int, int] = {}
+        seen: set[tuple[str, str]] = set()
+        for line in self.lines:
+            match line:
+                case Asked() | Entered() | Checked() | Lost() | Left() | GaveUp():
+                    self._of_try(line)
+                case Born():
+                    self.born[line.label] = line
+                case Died():
+                    self.died[line.label] = line
+                    self._end(line.label, line.at)
+                case Fault():
+                    faults[line.id] = line
+                    if line.harm == "kill" and line.label:
+                        self._end(line.label, line.at)
+                case Healed():
+                    healed[line.id] = line.at
+                case Moved():
+                    self.moves[line.group, line.node, line.job].append(line)
+                case OnDevice():
+                    self.devices.append(line)
+                case Told() if (line.group, line.entry) not in seen:  # a reader that reconnects may read it again
+                    seen.add((line.group, line.entry))
+                    self.told[line.group].append(line)
+                case Calm():
+                    self.calm = line
+                case Ended():
+                    self.ended = line
+                case _:
+                    pass
+        self.harms = [Harm(fault, healed.get(number, NEVER)) for number, fault in faults.items()]
+        self.bodies = sorted((found for found in self.tries.values() if found.entered), key=_entered_at)
+        self._by_group: dict[str, list[Try]] = defaultdict(list)
+        for body in self.bodies:
+            self._by_group[body.group].append(body)
+
+    def _of_try(self, line: Asked | Entered | Checked | Lost | Left | GaveUp) -> None:
+        key = (line.who, line.request)
+        found = self.tries.setdefault(key, Try(None, line.who, line.job, line.group, line.request))
+        match line:
+            case Asked():
+                found.asked, found.node = line, line.node
+            case Entered():
+                found.entered = line
+            case Checked():
+                found.checked.append(line)
+            case Lost():
+                found.lost = found.lost or line
+            case Left():
+                found.left = line
+            case GaveUp():
+                found.gave_up = line
+
+    def _end(self, label: str, at: int) -> None:
+        self.ends[label] = min(at, self.ends.get(label, at))
+
+    @property
+    def groups(self) -> list[str]:
+        return sorted({found.group for found in self.tries.values()} | set(self.told))
+
+    def end_of(self, label: str) -> float:
+        """When that process ended; NEVER if nobody saw it end."""
+        return self.ends.get(label, NEVER)
+
+    def bodies_of(self, group: str) -> list[Try]:
+        """In the order in which they were entered."""
+        return self._by_group.get(group, [])
+
+    def harms_to(self, group: str) -> Iterator[Harm]:
+        return (harm for harm in self.harms if harm.disturbs(group))
+
+    def losses(self, group: str) -> list[Harm]:
+        return [harm for harm in self.harms_to(group) if harm.loses]
+
+    def hinders(self, harm: Harm, who: str) -> bool:
+        """Whether a fault may keep a process from the server: not one that was done to another job, agent or
+        coordinator."""
+        label = harm.fault.label
+        return label in {"", who} or label not in self.born or self.born[label].role == "server"
+
+    def calm_from(self, group: str, who: str, start: float, seconds: float) -> float:
+        """The first moment after ``start`` that has so many undisturbed seconds for ``who`` behind it."""
+        until = start + seconds * SECOND
+        for harm in self.harms_to(group):
+            if self.hinders(harm, who) and harm.at < until and harm.until > until - seconds * SECOND:
+                until = harm.until + seconds * SECOND
+        return until
+
+
+def _entered_at(body: Try) -> int:
+    assert body.entered is not None
+    return body.entered.at
+
+
+def seconds(start: float, end: float) -> float:
+    return (end - start) / SECOND
