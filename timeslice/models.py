@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from timeslice.names import check_name
+from timeslice.names import MAX_LENGTH, check_name
 
 
 class Residency(StrEnum):
@@ -26,9 +26,25 @@ def _name(kind: str) -> AfterValidator:
     return AfterValidator(lambda value: check_name(kind, value))
 
 
-GroupName = Annotated[str, _name("group")]
-JobName = Annotated[str, _name("job")]
-NodeName = Annotated[str, _name("node")]
+GroupName = Annotated[str, Field(max_length=MAX_LENGTH), _name("group")]
+JobName = Annotated[str, Field(max_length=MAX_LENGTH), _name("job")]
+NodeName = Annotated[str, Field(max_length=MAX_LENGTH), _name("node")]
+
+
+W = TypeVar("W", bound="Wire")
+
+# Bounds of what strangers may send: tests/security/test_limits.py finds a field that has none.
+NUMBER_MAX = 2**53 - 1  # what Lua and JSON readers hold exactly: counters, times, bytes
+RECORD_MAX = 8192  # characters of a stored registration
+BODY_MAX = 256 << 10  # characters of a stream entry's body; the largest order has 1024 names
+
+Number = Annotated[int, Field(ge=0, le=NUMBER_MAX)]
+Positive = Annotated[int, Field(gt=0, le=NUMBER_MAX)]
+Milliseconds = Annotated[int, Field(gt=0, le=24 * 3_600_000)]
+Id = Annotated[str, Field(max_length=300)]
+Word = Annotated[str, Field(max_length=MAX_LENGTH)]
+Text = Annotated[str, Field(max_length=2000)]
+Mode = Literal["offload", "discard"]
 
 
 class Wire(BaseModel):
@@ -43,13 +59,14 @@ class Target(Wire):
     job: JobName
     host: NodeName
     pid: int = Field(gt=0, le=2**22)
-    start: int = Field(ge=0)  # clock ticks since boot, field 22 of /proc/PID/stat
-    uid: int = Field(ge=0)
-    pid_namespace: str = Field(max_length=64)  # readlink /proc/PID/ns/pid
-    backend: str = Field(default="", max_length=63)  # "" lets the agent choose
-    channel: str = Field(default="", max_length=200)  # process id part of the channel key, if a workload listens
-    modes: tuple[str, ...] = Field(default=(), max_length=8)  # what the workload can do: offload, discard
-    tags: tuple[str, ...] = Field(default=(), max_length=64)
+    start: Number  # clock ticks since boot, field 22 of /proc/PID/stat
+    uid: int = Field(ge=0, lt=2**32)
+    pid_namespace: Word  # readlink /proc/PID/ns/pid
+    backend: Word = ""  # "" lets the agent choose
+    # Process part of the channel key, if a workload listens.
+    channel: str = Field(default="", max_length=200, pattern=r"\A[A-Za-z0-9._/-]*\z")
+    modes: tuple[Mode, ...] = Field(default=(), max_length=8)  # what the workload can do
+    tags: tuple[Word, ...] = Field(default=(), max_length=64)
 
 
 Step = Literal["prepare", "commit", "rollback"]
@@ -61,48 +78,50 @@ class Command(Wire):
     ``id`` is swap/node/step/attempt: the same id always gets the same answer.
     """
 
-    id: str = Field(max_length=300)
+    id: Id
     group: GroupName
     node: NodeName
-    swap: int = Field(gt=0)
-    epoch: int = Field(gt=0)
+    swap: Positive
+    epoch: Positive
     step: Step
     out: tuple[JobName, ...] = Field(default=(), max_length=1024)  # jobs whose state must leave the device
     into: JobName | None = None  # job whose saved state, if any, must come back
-    suspend_timeout_ms: int = Field(gt=0)
-    restore_timeout_ms: int = Field(gt=0)
+    suspend_timeout_ms: Milliseconds
+    restore_timeout_ms: Milliseconds
+    force: bool = False  # who goes out is not asked: a backend that works from outside is preferred
 
 
 class Plan(Wire):
     """What a swap will do, stored before the first order goes out. The same on every node: an agent knows best
     what of it exists on its own."""
 
-    out: tuple[JobName, ...] = ()
+    out: tuple[JobName, ...] = Field(default=(), max_length=1024)
     into: JobName | None = None
-    nodes: tuple[NodeName, ...] = ()
+    nodes: tuple[NodeName, ...] = Field(default=(), max_length=4096)
+    force: bool = False
 
 
 class ChannelCommand(Wire):
     """An agent's command to an in-process workload, over the job's channel stream."""
 
-    id: str = Field(max_length=300)
+    id: Id
     action: Literal["suspend", "restore", "probe"]
-    mode: Literal["offload", "discard"] = "offload"
-    tags: tuple[str, ...] = Field(default=(), max_length=64)
+    mode: Mode = "offload"
+    tags: tuple[Word, ...] = Field(default=(), max_length=64)
 
 
 class ChannelAnswer(Wire):
     """A workload's answer. ``busy`` asks to be asked again."""
 
-    id: str = Field(max_length=300)
+    id: Id
     ok: bool
     busy: bool = False
     state: Residency = Residency.RESIDENT
-    device_bytes: int = Field(default=0, ge=0)
-    host_bytes: int = Field(default=0, ge=0)
-    moved_bytes: int = Field(default=0, ge=0)
-    seconds: float = Field(default=0.0, ge=0)
-    error: str = Field(default="", max_length=2000)
+    device_bytes: Number = 0
+    host_bytes: Number = 0
+    moved_bytes: Number = 0
+    seconds: float = Field(default=0.0, ge=0, le=1e9)
+    error: Text = ""
 
 
 class GroupConfig(Wire):
@@ -112,4 +131,21 @@ class GroupConfig(Wire):
     prepare_timeout_ms: int = Field(default=10_000, gt=0, le=3_600_000)
     suspend_timeout_ms: int = Field(default=180_000, gt=0, le=3_600_000)
     restore_timeout_ms: int = Field(default=180_000, gt=0, le=3_600_000)
-    host_reserve_bytes: int = Field(default=256 << 20, ge=0)  # host memory that suspends may not use
+    host_reserve_bytes: Number = 256 << 20  # host memory that suspends may not use
+
+
+def brief(error: ValidationError) -> str:
+    """What is wrong with it, in one short line. The error's own text would quote whatever somebody sent."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])[:100]
+    return ascii(f"{where}: {first['msg'][:200]}" if where else first["msg"][:200])[1:-1]
+
+
+def read_wire(model: type[W], body: str, *, limit: int = BODY_MAX) -> W:
+    """What somebody wrote as JSON. ValueError says what is wrong with it, fit for a log."""
+    if len(body) > limit:
+        raise ValueError(f"it has more than {limit} characters")
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise ValueError(brief(error)) from None

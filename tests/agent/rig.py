@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.agent.knobs import Fake, make
+from tests.support.jobs import shows
 from timeslice.agent import procfs
 from timeslice.agent.choice import MakeBackend
 from timeslice.agent.service import AgentOptions, run_agent
@@ -111,9 +112,10 @@ class Rig:
         return process
 
     def spawn(self, code: str = SLEEPER, *arguments: str) -> subprocess.Popen[str]:
-        """A process that could be a job's; returns when it has printed its first line."""
+        """A process that takes part in the jobs a to d; returns when it has printed its first line."""
         line = [sys.executable, "-c", code, *arguments]
-        process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pass_fds": shows(*"abcd")}
+        process = subprocess.Popen(line, text=True, **pipes)
         self.processes.append(process)
         assert process.stdout is not None
         process.stdout.readline()

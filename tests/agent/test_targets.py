@@ -112,7 +112,7 @@ async def test_invalid_registrations_are_ignored(rig: Rig, known: Registry, capl
     with caplog.at_level(logging.WARNING):
         await known.take(good, **{"c/n1/5": "{", "d/n1/6": other.model_dump_json(), "nonsense": "x", "e/n1/7": "[]"})
     assert known.registry.jobs() == ("a",)
-    assert caplog.text.count("is invalid and ignored") == 2
+    assert caplog.text.count("its record is invalid") == 2
     assert "names other than its content" in caplog.text
 
 

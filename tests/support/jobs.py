@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -16,6 +17,12 @@ from timeslice.arena.process import start_time_of
 from timeslice.models import Target
 
 DEADLINE_S = 20.0
+
+
+@functools.cache
+def shows(*jobs: str) -> tuple[int, ...]:
+    """Descriptors to pass to a process that takes part in these jobs: agents see in them that it does."""
+    return tuple(os.memfd_create(f"timeslice:{job}") for job in jobs)
 
 
 class JobProcess:

@@ -7,15 +7,13 @@ import logging
 import time
 from collections.abc import Callable
 
-from pydantic import ValidationError
-
 from timeslice.backends.base import Channel
 from timeslice.errors import RedisUnreachableError
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.flows import Entries, Wait
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
-from timeslice.models import ChannelAnswer, ChannelCommand
+from timeslice.models import ChannelAnswer, ChannelCommand, read_wire
 
 log = logging.getLogger("timeslice.agent")
 
@@ -87,8 +85,8 @@ def _answer(entries: Entries, command_id: str, key: str) -> ChannelAnswer | None
         if fields.get("kind") != "answer":
             continue
         try:
-            answer = ChannelAnswer.model_validate_json(fields.get("body", ""))
-        except ValidationError as error:
+            answer = read_wire(ChannelAnswer, fields.get("body", ""))
+        except ValueError as error:
             log.warning("the answer %s on %s is invalid and ignored: %s", entry_id, key, error)
             continue
         if answer.id == command_id:

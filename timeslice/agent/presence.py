@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.choice import BackendSet
 from timeslice.agent.devices import left_behind
 from timeslice.agent.journal import Journal
-from timeslice.agent.state import Seen
+from timeslice.agent.state import Note, Seen
 from timeslice.agent.targets import TargetRegistry
 from timeslice.backends.base import Backend, Job, Probe
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import Residency
+from timeslice.models import Residency, Target
 
 EXIT_S = 2.0  # a process that a backend saw end is gone for the kernel within this time
 MEASURE_S = 5.0
@@ -54,21 +54,33 @@ class Presences:
         self.registry, self.backends, self.journal, self.caller = registry, backends, journal, caller
         self.last: dict[str, Seen] = {}
 
-    async def find(self, job: str, deadline: Deadline) -> Presence | None:
-        """The job as it is now, or None when no process of it lives here. BackendError when it can't be told."""
+    async def find(self, job: str, deadline: Deadline, *, force: bool = False) -> Presence | None:
+        """The job as it is now, or None when no process of it lives here. BackendError when it can't be told.
+
+        ``force``: looked at, and then moved, from outside if some backend can.
+        """
         targets = self.registry.alive(job)
         if not targets:
             return None
-        note = self.journal.ledger.notes.get(job)
-        backend = self.backends.choose(job, targets, note.backend if note else "")
+        self.registry.verify(targets)
+        note = self.note_of(job, targets)
+        backend = self.backends.choose(job, targets, note.backend if note else "", force=force)
         here = Job(group=self._group, job=job, node=self._node, targets=targets)
         probe = await self.caller.look(f"probe of job {job}", lambda: backend.probe(here), deadline)
         return Presence(here, backend, probe)
 
-    async def act(self, job: str, action: Callable[[Presence], Awaitable[Seen]], deadline: Deadline) -> Seen:
+    def note_of(self, job: str, targets: Sequence[Target]) -> Note | None:
+        """How these processes left the device, if they did. Not how others did, of an earlier run of the job."""
+        note = self.journal.ledger.notes.get(job)
+        known = note is not None and any((target.pid, target.start) in note.processes for target in targets)
+        return note if known else None
+
+    async def act(
+        self, job: str, action: Callable[[Presence], Awaitable[Seen]], deadline: Deadline, *, force: bool = False
+    ) -> Seen:
         """Run ``action`` on a job. Processes that end meanwhile are left out; with the last one the job is gone,
         which is out, not a fault: F02."""
-        while (found := await self.find(job, deadline)) is not None:
+        while (found := await self.find(job, deadline, force=force)) is not None:
             try:
                 result = await action(found)
             except BackendError as error:

@@ -10,15 +10,19 @@ from pathlib import Path
 from timeslice.models import Target
 
 _NOT_RUNNING = "TtZXx"  # stopped, traced, zombie, dead
+_PF_KTHREAD = 0x00200000
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """One look at a process: state letter, start time in clock ticks since boot, real user id."""
+    """One look at a process: state letter, start time in clock ticks since boot, real user id, parent."""
 
     state: str
     start: int
     uid: int
+    parent: int = 0
+    one_user: bool = True  # real, effective and saved user id are the same: no setuid program
+    kernel: bool = False  # a thread of the kernel
 
     @property
     def runs(self) -> bool:
@@ -34,8 +38,15 @@ def look_at(pid: int) -> ProcessStatus | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
-    uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:"))
-    return ProcessStatus(state=fields[0], start=int(fields[19]), uid=int(uid))
+    uids = next(line.split()[1:4] for line in status.splitlines() if line.startswith("Uid:"))
+    return ProcessStatus(
+        state=fields[0],
+        start=int(fields[19]),
+        uid=int(uids[0]),
+        parent=int(fields[1]),
+        one_user=len(set(uids)) == 1,
+        kernel=bool(int(fields[6]) & _PF_KTHREAD),
+    )
 
 
 def runs(target: Target) -> bool:
@@ -44,13 +55,25 @@ def runs(target: Target) -> bool:
     return found is not None and found.start == target.start and found.runs
 
 
+def ancestors() -> frozenset[int]:
+    """This process, its parent, and so on up to the first process."""
+    found = set[int]()
+    pid = os.getpid()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        status = look_at(pid)
+        pid = status.parent if status else 0
+    return frozenset(found)
+
+
 def pid_namespace() -> str:
     """Name of this process's pid namespace; the same number means another process in another one."""
     return str(Path("/proc/self/ns/pid").readlink())
 
 
 def open_process(pid: int, start: int) -> int | None:
-    """A pidfd of exactly this process, or None when it has ended."""
+    """A pidfd of exactly this process, or None when it has ended. OSError: the number of a mere thread, or no
+    descriptor is left."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

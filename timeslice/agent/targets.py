@@ -1,4 +1,4 @@
-"""The processes of each job of one group on this node: validated, held by pidfd, remembered on disk."""
+"""The processes of each job of one group on this node: validated, proven, held by pidfd, remembered on disk."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from timeslice.agent import procfs
 from timeslice.agent.journal import write_whole
+from timeslice.agent.proof import Evidence, examine
+from timeslice.errors import BackendError, FaultKind
 from timeslice.locks.scripts import Exited
-from timeslice.models import Target
+from timeslice.models import RECORD_MAX, Target, brief, read_wire
 
 log = logging.getLogger("timeslice.agent")
 
 MAX_TARGETS = 4096  # of one group on one node
+_SAID = 10  # refusals that are told at a time
 _STORED = TypeAdapter(list[Target])
 
 
@@ -30,7 +33,9 @@ class _Watched:
 
 
 class TargetRegistry:
-    """Targets are known per (group, job): two roles of a job on one node are two sets.
+    """Targets are known per (group, job): two roles of a job on one node are two sets. A registration is a claim, and
+    who may write to Redis may claim anything: only a process that shows that it is the job's is ever watched, and then
+    for no second job. ``refused`` says of every other registration (``job/node/pid``) why not.
 
     ``on_exit`` is called in the event loop when a process ended. ``ended`` holds those whose end was not reported
     yet, ``departed`` the dead process ids of jobs of which none is left here.
@@ -41,6 +46,7 @@ class TargetRegistry:
         self._namespace = procfs.pid_namespace()
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._raw: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
         self.ended: set[Exited] = set()
         self.departed: dict[str, set[int]] = {}
 
@@ -52,31 +58,72 @@ class TargetRegistry:
             return
         except ValidationError as error:
             log.error("group %s: %s can't be read; processes are known again when they register: %s",
-                      self._group, self._path, error)  # fmt: skip
+                      self._group, self._path, brief(error))  # fmt: skip
             return
         for target in stored:
-            self._take(target)
+            if problem := self._take(target, {}):
+                log.warning("group %s: process %d of job %s is not watched any more: %s",
+                            self._group, target.pid, target.job, problem)  # fmt: skip
 
     async def refresh(self, records: Mapping[str, str]) -> None:
         """Take what the group's ``targets`` hash says. What it does not say is kept: it may have been lost."""
         before = self._targets()
-        for name, raw in records.items():
-            job, host, pid = name.split("/") if name.count("/") == 2 else ("", "", "")
-            if host != self._node or self._raw.get(name) == raw:
+        ours = {name: raw for name, raw in records.items() if name.split("/")[1:2] == [self._node]}
+        chosen = [name for name in ours if name in self._raw] + [name for name in ours if name not in self._raw]
+        if len(chosen) > MAX_TARGETS:
+            log.warning("group %s: %d processes are registered on this node, and only %d looked at",
+                        self._group, len(chosen), MAX_TARGETS)  # fmt: skip
+        refused: dict[str, str] = {}
+        seen: dict[tuple[int, int], Evidence] = {}
+        for name in chosen[:MAX_TARGETS]:
+            raw = ours[name]
+            if self._raw.get(name) == raw:
                 continue
-            self._raw[name] = raw
-            try:
-                target = Target.model_validate_json(raw)
-            except ValidationError as error:
-                log.warning("group %s: the registration %s is invalid and ignored: %s", self._group, name, error)
-                continue
-            if (target.job, target.host, str(target.pid)) == (job, host, pid):
-                self._take(target)
+            if (problem := self._consider(name, raw, seen)) is None:
+                self._raw[name] = raw
             else:
-                log.warning("group %s: the registration %s names other than its content; ignored", self._group, name)
-        self._raw = {name: raw for name, raw in self._raw.items() if name in records}
+                refused[name] = problem  # and looked at again the next time: it may have changed, or ended
+        self._say({name: why for name, why in refused.items() if self.refused.get(name) != why})
+        self.refused = refused
+        self._raw = {name: raw for name, raw in self._raw.items() if name in ours}
         if (now := self._targets()) != before:
             await self._store(now)
+
+    def _consider(self, name: str, raw: str, seen: dict[tuple[int, int], Evidence]) -> str | None:
+        """Take a registration that is new or has changed, or say why not."""
+        try:
+            target = read_wire(Target, raw, limit=RECORD_MAX)
+        except ValueError as error:
+            return f"its record is invalid: {error}"
+        if f"{target.job}/{target.host}/{target.pid}" != name:
+            return "it names other than its content"
+        return self._take(target, seen)
+
+    def _say(self, news: Mapping[str, str]) -> None:
+        for name, why in list(news.items())[:_SAID]:
+            log.warning("group %s: the registration %.200s is ignored: %s", self._group, ascii(name), why)
+        if len(news) > _SAID:
+            log.warning("group %s: so are %d more", self._group, len(news) - _SAID)
+
+    def complaints(self) -> list[str]:
+        """What an operator should know of the refused registrations, a few lines at most."""
+        lines = [f"registration {ascii(name)[:200]} is ignored: {why}" for name, why in self.refused.items()]
+        return lines[:_SAID] + ([f"and {len(lines) - _SAID} more registrations"] if len(lines) > _SAID else [])
+
+    def verify(self, targets: Collection[Target]) -> None:
+        """Look once more, right before they are touched. BackendError(poisoned) for one that became another user's."""
+        for target in targets:
+            found = procfs.look_at(target.pid)
+            # Its number can't have passed to another process while we hold its pidfd and it has not ended.
+            if found and found.start == target.start and (found.uid, found.one_user) != (target.uid, True):
+                raise BackendError(
+                    f"group {self._group}: process {target.pid} of job {target.job} runs as user id {found.uid} now, "
+                    f"registered was {target.uid}; it is not touched. End it.",
+                    kind=FaultKind.POISONED,
+                    group=self._group,
+                    job=target.job,
+                    node=self._node,
+                )
 
     def missing(self, records: Collection[str]) -> list[Target]:
         """Living processes that the group's ``targets`` hash does not name: it lost them."""
@@ -115,40 +162,56 @@ class TargetRegistry:
         for watched in tuple(self._watched.values()):
             self._drop(watched)
 
-    def _take(self, target: Target) -> None:
-        key = (target.job, target.pid)
-        known = self._watched.get(key)
-        if known and known.target.start == target.start:
-            known.target = target  # the same process has told more of itself
-            return
-        if (problem := self._refusal(target)) is not None:
-            log.warning("group %s: process %d of job %s is not watched: %s",
-                        self._group, target.pid, target.job, problem)  # fmt: skip
-            return
-        pidfd = procfs.open_process(target.pid, target.start)
-        if pidfd is None:
+    def _take(self, target: Target, seen: dict[tuple[int, int], Evidence]) -> str | None:
+        """Watch a process, or say why not. One that has ended is noted as such. ``seen``: looked at a moment ago."""
+        known = self._watched.get((target.job, target.pid))
+        if known and (known.target.start, known.target.uid) == (target.start, target.uid):
+            # The same process has told more of itself.
+            told = {name: getattr(target, name) for name in ("backend", "channel", "modes", "tags")}
+            known.target = known.target.model_copy(update=told)
+            return None
+        evidence = seen.get((target.pid, target.start))
+        if problem := self._out_of_reach(target) or (evidence and evidence.refusal(target)):
+            return problem
+        try:
+            pidfd = procfs.open_process(target.pid, target.start)
+        except OSError as error:
+            return f"it can't be watched ({error.strerror}); the number of a thread is no process's"
+        try:
+            # Its number means this process now, or it has ended and nobody.
+            evidence = examine(target.pid, target.start) if pidfd is not None else None
+        except ProcessLookupError:
+            evidence = None
+        if pidfd is None or evidence is None:
+            if pidfd is not None:
+                os.close(pidfd)
             self._note_end(target)
-            return
+            return None
+        seen[target.pid, target.start] = evidence
+        if problem := evidence.refusal(target):
+            os.close(pidfd)
+            return problem
         if known:
             self._end(known)
         watched = _Watched(target, pidfd)
-        self._watched[key] = watched
+        self._watched[target.job, target.pid] = watched
         self.departed.pop(target.job, None)
         asyncio.get_running_loop().add_reader(pidfd, self._end, watched)
+        return None
 
-    def _refusal(self, target: Target) -> str | None:
+    def _out_of_reach(self, target: Target) -> str | None:
         if target.pid_namespace != self._namespace:
             return (
-                f"it is in another pid namespace ({target.pid_namespace}, the agent is in {self._namespace}); "
+                f"it is in another pid namespace ({target.pid_namespace!a}, the agent is in {self._namespace}); "
                 "run the agent with the host's pid namespace (hostPID)"
             )
-        found = procfs.look_at(target.pid)
-        if found is not None and found.start == target.start and found.uid != target.uid:
-            return f"it runs as user id {found.uid}, registered was {target.uid}"
         if os.geteuid() not in {0, target.uid}:
             return f"it belongs to user id {target.uid}, the agent runs as {os.geteuid()}; run the agent as root"
         if len(self._watched) >= MAX_TARGETS:
-            return f"more than {MAX_TARGETS} processes are registered"
+            return f"{MAX_TARGETS} processes are watched already"
+        for (job, pid), watched in self._watched.items():
+            if pid == target.pid and job != target.job and not procfs.has_exited(watched.pidfd):
+                return f"it is a process of job {job} already; give each job processes of its own"
         return None
 
     def _end(self, watched: _Watched) -> None:

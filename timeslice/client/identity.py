@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -12,9 +14,13 @@ from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import Call
 from timeslice.models import Target
 
+log = logging.getLogger("timeslice")
+
 # What a workload declared about this process, by (group, job): its registration is repeated as it stands, so that
 # a client which registers the process again does not wipe out the channel.
 declared: dict[tuple[str, str], Target] = {}
+
+_memberships: dict[str, int] = {}  # job -> descriptor
 
 
 def new_waiter_id() -> str:
@@ -45,9 +51,34 @@ def process_id(host: str) -> str:
     return f"{host}.{pid}.{process_start(pid)}"
 
 
+def show_membership(job: str) -> None:
+    """Hold an empty memory file that is named after the job, for node agents to see in /proc/PID/fd.
+
+    What stands in Redis anybody may have written; this only the process itself can show, and its forks. An agent acts
+    on no process that shows nothing.
+    """
+    if sys.platform != "linux":
+        return
+    name = f"timeslice:{job}"
+    try:
+        if str(Path(f"/proc/self/fd/{_memberships[job]}").readlink()) == f"/memfd:{name} (deleted)":
+            return
+    except (KeyError, OSError):  # not made yet, or closed by a process that closes all it inherited
+        pass
+    try:
+        _memberships[job] = os.memfd_create(name)
+    except OSError as error:
+        log.warning(
+            "job %s: this process can't show that it is the job's (%s); unless it was started with TIMESLICE_JOB=%s, "
+            "no agent will move its state",
+            *(job, error.strerror, job),
+        )
+
+
 def this_target(group: str, job: str, host: str) -> Target:
     """This process as a target of its node's agent: as a workload declared it, else as it is."""
     pid = os.getpid()
+    show_membership(job)
     known = declared.get((group, job))
     if known and (known.pid, known.host) == (pid, host):
         return known
