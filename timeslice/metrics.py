@@ -35,6 +35,12 @@ HOST_BYTES_HELD = Gauge("timeslice_host_bytes_held", "Host memory that holds sus
 OVERDUE = Gauge("timeslice_agent_overdue", "1 while a backend operation is past its deadline.", ["group"])
 
 
+def forget(group: str) -> None:
+    """Say nothing more of how a group stands: another coordinator knows, or nobody."""
+    BLOCKED.remove(group)
+    WAITERS.remove(group)
+
+
 def serve(port: int) -> None:
     """Offer the metrics at ``http://0.0.0.0:port/metrics`` from a thread of their own."""
     start_http_server(port)

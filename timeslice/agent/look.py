@@ -52,6 +52,7 @@ class Looker:
             if not await scope.presences.left_behind(job)
         ]
         scope.note([finding.seen for finding in found])
+        scope.out_at = {job: at for job, at in scope.out_at.items() if job in view.jobs or scope.registry.alive(job)}
         unheld = {f.seen.job for f in found if self._is_unheld(view, f.seen)}
         metrics.UNHELD_JOBS.labels(scope.name).set(len(unheld))
         self._remember(view)

@@ -67,7 +67,7 @@ class NodeRecord:
     def __init__(self, driver: AsyncDriver, keys: Keys, node: str, instance: str, ttl_s: float) -> None:
         self._driver, self._keys, self._node, self._instance = driver, keys, node, instance
         self._ttl_ms = int(ttl_s * 1000)
-        self._key = keys.node_state(node)
+        self._key, self._commands = keys.node_state(node), keys.commands(node)
         self._beating: asyncio.Task[None] | None = None
 
     async def claim(self) -> None:
@@ -108,20 +108,27 @@ class NodeRecord:
         if other is not None:
             raise self._taken(other)
 
-    async def release(self) -> None:
-        """Let the node id go, so that another agent may have it at once."""
+    async def release(self, *, left: bool = False) -> None:
+        """Let the node id go, so that another agent may have it at once. ``left``: the node serves no group any more,
+        so nothing of it is kept."""
         if self._beating:
             await asyncio.wait({self._beating})
 
-        async def attempt() -> None:
+        async def attempt() -> bool:
             async with self._driver.client.pipeline(transaction=True) as pipeline:
                 await pipeline.watch(self._key)
-                if text(await pipeline.hget(self._key, "instance") or "") == self._instance:
-                    pipeline.multi()  # type: ignore[no-untyped-call]
+                if text(await pipeline.hget(self._key, "instance") or "") != self._instance:
+                    return False
+                pipeline.multi()  # type: ignore[no-untyped-call]
+                if left:
+                    pipeline.delete(self._key, self._commands)
+                else:
                     pipeline.hset(self._key, "instance_until_ms", "0")
-                    await pipeline.execute()
+                await pipeline.execute()
+                return True
 
-        await self._optimistic(attempt)
+        if await self._optimistic(attempt) and left:
+            await self._driver.retry(lambda: self._driver.client.srem(self._keys.nodes, self._node))
 
     async def _take(self, fields: Mapping[str, str]) -> dict[str, str] | None:
         """Take or renew the instance lease and write ``fields``; else the record of who has it."""
@@ -139,6 +146,7 @@ class NodeRecord:
                 pipeline.multi()  # type: ignore[no-untyped-call]
                 pipeline.hset(self._key, mapping=self._fields(now) | dict(fields))
                 pipeline.expire(self._key, KEEP_S)
+                pipeline.expire(self._commands, KEEP_S)  # orders to a node that is silent for so long are void
                 await pipeline.execute()
                 return None
 

@@ -153,10 +153,12 @@ class _Agent:
     async def depart(self) -> None:
         """Let the node id go, and with ``leave`` the groups."""
         try:
+            left = self._options.leave
             if self._options.leave:
                 for scope in self._scopes.values():
-                    await self._driver.run(scripts.leave(scope.keys, scope.node, floor=scope.floor), deadline_s=2.0)
-            await self._record.release()
+                    call = scripts.leave(scope.keys, scope.node, floor=scope.floor)
+                    left = await self._driver.run(call, deadline_s=2.0) and left
+            await self._record.release(left=left)
         except TimeSliceError as error:
             log.warning("node %s: could not take its leave: %s", self._options.node, error)
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from timeslice.settings import default_node
 log = logging.getLogger("timeslice.coordinator")
 
 SCAN_S = 1.0
+ABSENT_S = 60.0  # much longer than anybody takes from naming a group to using it
 _SIGN_OFF_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # before an actor that failed is started again
 
@@ -85,6 +87,7 @@ class Coordinator:
         self.driver = AsyncDriver(options.url)
         self._keys = Keys(options.prefix)
         self._actors: dict[str, tuple[GroupActor, asyncio.Task[None]]] = {}
+        self._absent: dict[str, float] = {}  # indexed group without a state -> since when (monotonic)
 
     @property
     def owned(self) -> tuple[str, ...]:
@@ -153,15 +156,26 @@ class Coordinator:
         async def owners() -> Any:
             async with client.pipeline(transaction=False) as pipeline:
                 for name in names:
-                    pipeline.hmget(self._keys.group(name).state, ["mode", "owner", "owner_deadline_ms"])
+                    pipeline.hmget(self._keys.group(name).state, ["mode", "owner", "owner_deadline_ms", "clock_ms"])
                 return await pipeline.execute()
 
-        found = {}
+        found, absent = {}, []
         for name, values in zip(names, await self.driver.retry(owners), strict=True):
-            mode, owner, deadline = (scripts.text(value or "") for value in values)
+            mode, owner, deadline, clock = (scripts.text(value or "") for value in values)
             if mode == "served":
                 found[name] = (owner, int(deadline) if deadline.isdigit() else 0)
+            elif not clock:
+                absent.append(name)
+        await self._sweep(absent)
         return now, live, found
+
+    async def _sweep(self, absent: list[str]) -> None:
+        """Take groups off the index that nobody declared or serves and that have expired. Not at once: the index is
+        written before a group's first use."""
+        now = time.monotonic()
+        self._absent = {name: self._absent.get(name, now) for name in absent}
+        if gone := [name for name, since in self._absent.items() if now - since >= ABSENT_S]:
+            await self.driver.retry(lambda: self.driver.client.srem(self._keys.groups, *gone))
 
     def _start(self, name: str) -> None:
         actor = GroupActor(self.driver, self._keys, name, self.options.name, self.options.lease_ms)
@@ -180,11 +194,13 @@ class Coordinator:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
         del self._actors[actor.name]
+        metrics.forget(actor.name)
 
     async def _stop(self, name: str, *, disown: bool) -> None:
         actor, task = self._actors.pop(name)
         task.cancel()
         await asyncio.wait([task])
+        metrics.forget(name)
         if disown:
             await actor.release()
 
