@@ -21,7 +21,7 @@ from timeslice.locks.view import GroupView, look
 
 T = TypeVar("T")
 
-LONGEST_BLOCK_S = 30.0
+LONGEST_BLOCK_S = 5.0  # the longest wait at once: how soon a connection that died silently is noticed
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
@@ -37,12 +37,13 @@ def _entries(reply: Any) -> Entries:
 def _command(call: Call[Any], *, whole: bool) -> list[Any]:
     """EVALSHA, or EVAL when the server does not know the script (which also teaches it)."""
     verb, body = ("EVAL", call.script.source) if whole else ("EVALSHA", call.script.sha)
+    verb += "_RO" if call.script.reads_only else ""
     return [verb, body, len(call.keys), *call.keys, *call.args]
 
 
 def _read(wait: Wait, until: float) -> list[Any]:
-    """XREAD for what is left of the wait; 0 would mean for ever."""
-    left_ms = int((until - time.monotonic()) * 1000)
+    """XREAD for what is left of the wait, or its longest piece; 0 would mean for ever."""
+    left_ms = int(min(until - time.monotonic(), LONGEST_BLOCK_S) * 1000)
     return ["XREAD", "BLOCK", max(left_ms, 1), "STREAMS", wait.key, wait.after]
 
 
@@ -109,7 +110,8 @@ class SyncDriver:
         return self.run(look(group))
 
     def wait(self, wait: Wait) -> Entries:
-        """Block on a stream of one's own for at most ``wait.ms``, over faults of the connection too."""
+        """Block on a stream of one's own for at most ``wait.ms`` (a long wait ends early), over faults of the connection
+        too."""
         until = time.monotonic() + wait.ms / 1000
 
         def attempt() -> Entries:

@@ -40,8 +40,11 @@ class Keys:
         return f"{self.prefix}:{{node:{check_name('node', node)}}}:commands"
 
     def node_state(self, node: str) -> str:
-        """HASH with a node's heartbeat, instance, capabilities and memory."""
-        return f"{self.prefix}:{{node:{check_name('node', node)}}}:state"
+        """HASH with a node's heartbeat, instance, capabilities and memory.
+
+        No leaf of a node is one of a group, so that an ACL pattern for all groups matches nothing of a node.
+        """
+        return f"{self.prefix}:{{node:{check_name('node', node)}}}:record"
 
     def channel(self, job: str, process: str) -> str:
         """STREAM of commands to an in-process workload, and its answers."""

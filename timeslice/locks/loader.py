@@ -8,6 +8,7 @@ from functools import cache
 from importlib import resources
 
 _INCLUDE = "-- @include "
+_READS_ONLY = frozenset({"look"})  # called so that the server refuses a write, and a user who may not write may call it
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class Script:
     name: str
     source: str
     sha: str
+
+    @property
+    def reads_only(self) -> bool:
+        return self.name in _READS_ONLY
 
 
 @cache
