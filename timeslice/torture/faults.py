@@ -17,6 +17,7 @@ import redis
 from timeslice.errors import RedisUnreachableError
 from timeslice.locks.keys import Keys
 from timeslice.torture.backend import Knob, knob_file
+from timeslice.torture.clock import Clock
 from timeslice.torture.fleet import Fleet
 from timeslice.torture.processes import Processes, Role
 from timeslice.torture.proxy import Proxy
@@ -38,7 +39,7 @@ class World:
     proxy: Proxy | None
     knobs: Path
     disks: Mapping[str, Path]  # node -> its agent's state folder, on a disk of its own
-    clock: Path | None
+    clock: Clock | None
 
     def lacks(self, kind: str) -> bool:
         """Whether this machine or topology can't do that."""
@@ -112,7 +113,7 @@ def _to_server(world: World, planned: Planned) -> Deed | None:
     if fleet.kind == "cluster":
         groups = tuple(each for each in GROUPS if fleet.holder_of(keys.group(each).state) == name)
 
-    def ask(*command: str | int) -> Callable[[], None]:
+    def ask(*command: str | float) -> Callable[[], None]:
         return lambda: _ask(fleet, name, *command)
 
     def nothing() -> None:
@@ -135,10 +136,12 @@ def _to_server(world: World, planned: Planned) -> Deed | None:
         "full": ("full", ask("CONFIG", "SET", "maxmemory", 1), ask("CONFIG", "SET", "maxmemory", 0)),
         "flush": ("flush", ask("FLUSHALL"), nothing),
         "wipe": ("wipe", lambda: _wipe(fleet, name), start),
-        "clock": ("clock", lambda: _set_clock(world, planned.amount), lambda: _set_clock(world, 0)),
     }
+    if world.clock:
+        clock, step = world.clock, HOUR_S if planned.amount > 0 else -HOUR_S
+        deeds["clock"] = ("clock", lambda: clock.move(step), lambda: clock.move(0))
     harm, do, heal = deeds[planned.kind]
-    detail = f"{planned.kind} of {name}" + (f" by {_step(planned.amount):+d} s" if harm == "clock" else "")
+    detail = f"{planned.kind} of {name}" + (", back" if harm == "clock" and planned.amount < 0 else "")
     return Deed(harm=harm, label=name, groups=groups, detail=detail, do=do, heal=heal)
 
 
@@ -150,7 +153,7 @@ def _behind(do: Callable[[], None]) -> Callable[[], None]:
 def _ask(fleet: Fleet, name: str, *command: str | float) -> None:
     with fleet.client(name) as client:
         try:
-            client.execute_command(*command)  # type: ignore[no-untyped-call]
+            client.execute_command(*command)
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
             pass  # our own connection is one of those that it is done to; if it was not done, no harm
 
@@ -158,17 +161,6 @@ def _ask(fleet: Fleet, name: str, *command: str | float) -> None:
 def _wipe(fleet: Fleet, name: str) -> None:
     _ask(fleet, name, "FLUSHALL")
     fleet.kill(name)
-
-
-def _step(amount: float) -> int:
-    return HOUR_S if amount > 0 else -HOUR_S
-
-
-def _set_clock(world: World, amount: float) -> None:
-    assert world.clock is not None
-    draft = world.clock.with_suffix(".draft")
-    draft.write_text(f"{_step(amount) if amount else 0:+d}\n")
-    draft.replace(world.clock)
 
 
 def _to_link(world: World, planned: Planned) -> Deed | None:

@@ -55,7 +55,11 @@ class Sampler:
         groups = [keys.group(group) for group in GROUPS]
         streams = [stream for group in groups for stream in (group.events, group.inbox)]
         streams += [keys.commands(node) for node in NODES]
-        return max(int(self._driver.retry(lambda key=key: client.xlen(key), deadline_s=0)) for key in streams)
+
+        def lengths() -> list[int]:
+            return [int(client.xlen(stream)) for stream in streams]
+
+        return max(self._driver.retry(lengths, deadline_s=0))
 
 
 def quarters(series: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from timeslice.arena import Device, EmulatedDeviceError, syscalls
-from timeslice.embedded import find_binary
 from timeslice.errors import TimeSliceError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
+from timeslice.torture.clock import MISSING, prepare_server
 from timeslice.torture.faults import World, groups_of
 from timeslice.torture.fleet import make_fleet
 from timeslice.torture.fleet_base import HOST
@@ -35,7 +35,6 @@ from timeslice.torture.stage import (
 )
 
 READY_S = 40.0
-_FAKETIME = ("usr/lib/*/faketime/libfaketime.so.1", "usr/lib*/faketime/libfaketime.so.1")
 _DISK = "size=1m,mode=700"
 
 
@@ -51,7 +50,11 @@ class Scene:
         self._work, self._writer = work, writer
         self.parts = history / "parts"
         self.missing: list[str] = []
-        clock, binary = self._clock() if topology == "standalone" else (None, None)
+        binary, clock = None, None
+        if topology == "standalone":
+            binary, clock = prepare_server(work)
+            if clock is None:
+                self.missing.append(MISSING)
         self.fleet = make_fleet(topology, work / "servers", aof=True, binary=binary)
         stack.callback(self.fleet.stop)
         self.fleet.start()
@@ -84,28 +87,6 @@ class Scene:
     def devices(self, node: str) -> dict[str, Path]:
         """The emulated device of each group that the node serves."""
         return {group: self._work / node / "devices" / group for group in served_by(node)}
-
-    def _clock(self) -> tuple[Path | None, str]:
-        """A server with a clock that can be moved, if libfaketime is here: its control file, and how to start it."""
-        found = [path for pattern in _FAKETIME for path in Path("/").glob(pattern)]
-        wrapper, clock = self._work / "server", self._work / "clock"
-        environment = ""
-        if found:
-            clock.write_text("+0\n")
-            environment = (
-                f"LD_PRELOAD='{found[0]}' FAKETIME_TIMESTAMP_FILE='{clock}' FAKETIME_CACHE_DURATION=1 "
-                "FAKETIME_DONT_FAKE_MONOTONIC=1 "
-            )
-        else:
-            self.missing.append("the server's clock is not moved: there is no libfaketime (Debian: faketime)")
-        # DEBUG SLEEP is one of the faults, and is off by default.
-        wrapper.write_text(
-            "#!/bin/sh\n"
-            f'[ "$1" = --version ] && exec {find_binary()} --version\n'
-            f'{environment}exec {find_binary()} "$@" --enable-debug-command local\n'
-        )
-        wrapper.chmod(0o700)
-        return (clock if found else None), str(wrapper)
 
     def _disks(self) -> dict[str, Path]:
         """State folders of the agents, each on a small disk of its own if this process may mount."""
