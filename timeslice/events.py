@@ -106,6 +106,13 @@ class GrantExpired(_LeaseEnded):
     """A grant was never confirmed, so no body ran."""
 
 
+class LeaseRevoked(_LeaseEnded):
+    """An operator took the group away from its holder."""
+
+    by: str = ""
+    reason: str = ""
+
+
 class LeaseReinstalled(Event):
     """After data loss a holder's renewal put its lease back."""
 
@@ -195,6 +202,41 @@ class NodeLeft(Event):
 
     node: str
     by: str = ""
+    reason: str = ""
+    lost: str = ""  # jobs whose state on it was given up
+
+
+class NodeDrained(Event):
+    """An operator takes a node out of use for maintenance: nobody is granted meanwhile."""
+
+    node: str
+    by: str = ""
+    reason: str = ""
+
+
+class NodeUndrained(Event):
+    """The maintenance of a node is over."""
+
+    node: str
+    by: str = ""
+    reason: str = ""
+
+
+class EvictionOrdered(Event):
+    """An operator orders a job's state off the device."""
+
+    job: str
+    by: str = ""
+    reason: str = ""
+    force: int = 0  # 1: whether its workload answers or not
+
+
+class GroupRepaired(Event):
+    """An operator had put right what needed no guess."""
+
+    by: str = ""
+    reason: str = ""
+    did: str = ""
 
 
 class OwnerChanged(Event):
@@ -248,6 +290,7 @@ KINDS: Mapping[str, type[Event]] = {
     "LeaseYielded": LeaseYielded,
     "LeaseReclaimed": LeaseReclaimed,
     "GrantExpired": GrantExpired,
+    "LeaseRevoked": LeaseRevoked,
     "LeaseReinstalled": LeaseReinstalled,
     "SwapStarted": SwapStarted,
     "SwapPlanned": SwapPlanned,
@@ -260,6 +303,10 @@ KINDS: Mapping[str, type[Event]] = {
     "JobUnheld": JobUnheld,
     "NodeJoined": NodeJoined,
     "NodeLeft": NodeLeft,
+    "NodeDrained": NodeDrained,
+    "NodeUndrained": NodeUndrained,
+    "EvictionOrdered": EvictionOrdered,
+    "GroupRepaired": GroupRepaired,
     "OwnerChanged": OwnerChanged,
     "GroupPaused": GroupPaused,
     "GroupResumed": GroupResumed,

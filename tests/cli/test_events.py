@@ -54,7 +54,9 @@ def test_a_real_history_is_understood_to_the_last_field(world: World) -> None:
     world.driver.run(scripts.configure(keys, {"order": "1"}))
     world.driver.run(scripts.cancel(keys, "w-b", by="me@here"))
     world.unheld("trainers", "c")
-    world.driver.run(scripts.leave(keys, "node-1", by="tester"))
+    world.driver.run(scripts.drain(keys, "node-1", True, "me@here", "new disk"))
+    world.driver.client.zadd(keys.nodes, {"node-1": 1})
+    world.driver.run(scripts.forget(keys, "node-1", "tester", "gone", lose=["a", "b", "c"]))
     kinds = set()
     for entry_id, fields in world.entries(keys.events):
         event = decode("trainers", entry_id, fields)

@@ -124,7 +124,7 @@ async def test_the_plan_is_stored_before_any_order_goes_out(world: World) -> Non
     assert await world.driver.client.xlen(world.keys.commands("n1")) == 0
     await world.coordinate()
     view = await world.until(lambda view: view.state.get("swap_step") == "prepare", "planned")
-    assert view.state["plan"] == '{"out":["a"],"into":null,"nodes":["n1"]}'
+    assert view.state["plan"] == '{"out":["a"],"into":null,"nodes":["n1"],"force":false}'
     waiting.cancel()
 
 

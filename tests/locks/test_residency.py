@@ -114,7 +114,7 @@ def test_an_operator_who_forgets_a_node_forgets_what_was_on_it(lab: Lab) -> None
     lab.run(scripts.register(lab.group, "b", "n1", 8, "{}"))
     lab.report("n2", Observed("a", "faulted"))
     assert "job a is unknown" in lab.queue("b1", served=True).reason
-    lab.run(scripts.leave(lab.group, "n2", by="eve"))
+    lab.forget("n2", "a")
     assert lab.holder == "b1"
     assert list(lab.view.targets) == ["b/n1/8"]
 

@@ -157,7 +157,7 @@ def test_accepted_refuses_a_node_that_was_taken_out(lab: Lab) -> None:
     """Nobody would wait for what it does."""
     epoch = start_swap(lab, "n1", "n2")
     lab.run(scripts.plan(lab.group, lab.swap, epoch, "{}", 10_000))
-    lab.run(scripts.leave(lab.group, "n2", by="eve"))
+    lab.forget("n2", "a")
     with pytest.raises(StaleCommandError):
         lab.run(scripts.accepted(lab.group, "n2", lab.swap, epoch, "prepare", "c-1"))
 
@@ -191,7 +191,7 @@ def test_promote_does_not_close_a_swap_that_no_node_is_left_of(lab: Lab) -> None
     epoch = start_swap(lab)
     swap = lab.swap
     lab.prepare(epoch, "n1")
-    lab.run(scripts.leave(lab.group, "n1", by="eve"))
+    lab.forget("n1", "a")
     assert lab.run(scripts.promote(lab.group, swap, epoch, "restored")) == Open()
     assert lab.holder == ""
 
@@ -310,7 +310,7 @@ def test_a_heartbeat_in_a_lock_group_is_refused(lab: Lab) -> None:
         lab.beat("n1")
 
 
-def test_a_node_that_is_not_there_can_t_leave(lab: Lab) -> None:
+def test_a_node_that_is_not_there_can_t_be_drained(lab: Lab) -> None:
     """The operator mistyped its name."""
     with pytest.raises(UnknownNodeError):
-        lab.run(scripts.leave(lab.group, "n9", by="eve"))
+        lab.run(scripts.drain(lab.group, "n9", True, "eve", ""))

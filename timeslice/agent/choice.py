@@ -25,6 +25,10 @@ def _listens(targets: Sequence[Target]) -> bool:
     return bool(listening) and all(procfs.runs(target) for target in listening)
 
 
+def _is_forced(backend: Backend) -> bool:
+    return backend.capabilities().forced
+
+
 class BackendSet:
     """The backends of one group, in order of preference."""
 
@@ -58,13 +62,17 @@ class BackendSet:
     def names(self) -> tuple[str, ...]:
         return tuple(self._backends)
 
-    def choose(self, job: str, targets: Sequence[Target], prefer: str = "") -> Backend:
-        """The backend for a job. ``prefer`` is the one that suspended it. BackendError(unsupported) if none can."""
+    def choose(self, job: str, targets: Sequence[Target], prefer: str = "", *, force: bool = False) -> Backend:
+        """The backend for a job. ``prefer`` is the one that suspended it: nobody else could bring it back. With
+        ``force`` one that works from outside, if there is one. BackendError(unsupported) if none can."""
+        if prefer in self._backends:
+            return self._backends[prefer]
+        if force and (outside := next(filter(_is_forced, self._backends.values()), None)):
+            return outside
         asked = {target.backend for target in targets} - {""}
         if len(asked) > 1 or asked - self._backends.keys():
             raise self._unsupported(job, f"its processes ask for {', '.join(sorted(asked))}")
-        order = [*asked] or [*({prefer} & self._backends.keys()), *self._backends]
-        for name in order:
+        for name in asked or self._backends:
             if name != CHANNEL or _listens(targets):
                 return self._backends[name]
         raise self._unsupported(job, "its workload does not answer on its channel (no channel, or stopped)")

@@ -62,6 +62,11 @@ class Executor:
                 log.exception("group %s: order %s was left unfinished; its state will be probed",
                               self._scope.name, order.command.id)  # fmt: skip
 
+    def look_again(self) -> None:
+        """Have the jobs themselves asked for their state, and what is found reported, as soon as nothing is moved."""
+        self._scope.ask = True
+        self._scope.wake.set()
+
     async def tidy(self, swap: int) -> None:
         """Clean up after a swap that is over although it left something behind; the group is at ``swap`` now."""
         async with self.turn:

@@ -14,7 +14,7 @@ from timeslice.agent.choice import BackendSet
 from timeslice.agent.journal import Journal
 from timeslice.agent.memory import HostMemory
 from timeslice.agent.presence import Presences
-from timeslice.agent.state import Ledger, Seen, Undo
+from timeslice.agent.state import Ledger, Seen, Undo, kept
 from timeslice.agent.steps import Steps
 from timeslice.agent.targets import TargetRegistry
 from timeslice.locks.drivers import AsyncDriver
@@ -43,6 +43,7 @@ class Scope:
         self.name = keys.name
         self.config = GroupConfig()
         self.wake = asyncio.Event()
+        self.ask = False  # at the next look the jobs themselves are asked
         self.caller = Caller(self.name)
         self.journal = Journal(folder / "journal.json")
         self.registry = TargetRegistry(self.name, node, folder / "targets.json", self.wake.set)
@@ -67,8 +68,11 @@ class Scope:
         self.floor = max(self.floor, number)
 
     async def keep_floor(self, *, fence: int = 0) -> None:
-        """Put the highest number seen on disk; ``fence`` is the newest grant's token."""
-        await self.journal.update_anyway(lambda ledger: fencing.raised(ledger, floor=self.floor, fence=fence))
+        """Put the highest number seen on disk; ``fence`` is the newest grant's token. How jobs left that have no
+        process here any more is dropped with that."""
+        await self.journal.update_anyway(
+            lambda ledger: kept(fencing.raised(ledger, floor=self.floor, fence=fence), self.registry.jobs())
+        )
 
     async def refresh(self) -> None:
         """Learn which processes registered meanwhile. RedisUnreachableError."""

@@ -75,7 +75,8 @@ class Heartbeat:
         if not self._executor.turn.locked():  # a step tells of its jobs itself, and nobody may probe meanwhile
             await self._executor.tidy(pulse.swap_id)
             async with self._executor.turn:
-                found = await self._looker.look(view)
+                ask, scope.ask = scope.ask, False
+                found = await self._looker.look(view, first=ask)
         return await self._report(pulse, found, number)
 
     async def _take(self, view: GroupView) -> None:

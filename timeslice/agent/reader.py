@@ -80,7 +80,7 @@ class CommandReader:
             await self._finish(entry_id)  # trimmed while it was pending
             return
         told = {text(k): text(v) for k, v in fields.items()}
-        if (group := told.get("look")) in self._executors:  # no order: an operator wants to know what is here
+        if (group := told.get("look", "")) in self._executors:  # no order: an operator wants to know what is here
             self._executors[group].look_again()
             await self._finish(entry_id)
             return

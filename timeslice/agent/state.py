@@ -12,6 +12,7 @@ are behind the fence.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from pydantic import Field
@@ -63,6 +64,7 @@ class Undo(Wire):
     locked: tuple[JobName, ...] = ()  # prepared
     moved: tuple[JobName, ...] = ()  # were on the device when the commit began
     returned: JobName | None = None  # was suspended when the commit began
+    force: bool = False  # by a backend that works from outside, so the same one undoes it
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -73,14 +75,16 @@ class Undo(Wire):
             locked=tuple(dict.fromkeys((*self.locked, *other.locked))),
             moved=tuple(dict.fromkeys((*self.moved, *other.moved))),
             returned=self.returned or other.returned,
+            force=self.force or other.force,
         )
 
 
 class Note(Wire):
-    """How a suspended job left: by which backend, and what it freed on each device."""
+    """How a suspended job left: by which backend, what it freed on each device, and which processes it had."""
 
     backend: str
     footprint: dict[str, int] = Field(default_factory=dict)
+    processes: tuple[tuple[int, int], ...] = ()  # pid, start time
 
 
 class Ledger(Wire):
@@ -146,3 +150,8 @@ def noted(ledger: Ledger, job: str, note: Note | None) -> Ledger:
     """The ledger with how ``job`` left; None when it is back or gone."""
     notes = {name: value for name, value in ledger.notes.items() if name != job}
     return ledger.model_copy(update={"notes": notes | ({job: note} if note else {})})
+
+
+def kept(ledger: Ledger, jobs: Collection[str]) -> Ledger:
+    """The ledger with the notes of these jobs only."""
+    return ledger.model_copy(update={"notes": {job: note for job, note in ledger.notes.items() if job in jobs}})

@@ -41,36 +41,37 @@ class Steps:
     async def prepare(self, command: Command, config: GroupConfig, deadline: Deadline, intend: Intend) -> Answer:
         """Admission, then drain and lock every job that has to leave. Raises BackendError; see ``fail``."""
         work = deadline.within(deadline.left() * 0.9)  # the answer has to arrive in time, too
-        leaving = await self._resident(command.out, work)
+        leaving = await self._resident(command, work)
         need = 0
         for job in leaving:
             need += await self._caller.look(f"estimate of job {job.name}", self._estimate(job), work)
         pids = [target.pid for job in leaving for target in job.job.targets]
         self._host.admit(self._group, [job.name for job in leaving], need, config.host_reserve_bytes, pids)
-        await intend(Undo(locked=tuple(job.name for job in leaving)))
+        await intend(Undo(locked=tuple(job.name for job in leaving), force=command.force))
 
         async def lock(job: Presence) -> Seen:
             if job.probe.state is Residency.RESIDENT and not job.probe.locked:
                 await self._lock(job, work)
             return job.seen()
 
-        return Answer(outcome="prepared", seen=await self._each(command.out, lock, work))
+        seen = [await self._presences.act(name, lock, work, force=command.force) for name in command.out]
+        return Answer(outcome="prepared", seen=tuple(seen))
 
     async def commit(self, command: Command, deadline: Deadline, intend: Intend, tell: Tell, undo: Undo) -> Answer:
         """Suspend who has to leave, then bring back who comes in. Raises BackendError; see ``fail``."""
         out = deadline.within(command.suspend_timeout_ms / 1000)
-        leaving = await self._resident(command.out, out)
+        leaving = await self._resident(command, out)
         coming = await self._presences.find(command.into, out) if command.into else None
         _refuse_unknown(coming)
         saved = command.into if coming and coming.probe.state is Residency.SUSPENDED else None
-        await intend(Undo(moved=tuple(job.name for job in leaving), returned=saved))
+        await intend(Undo(moved=tuple(job.name for job in leaving), returned=saved, force=command.force))
 
         async def suspend(job: Presence) -> Seen:
             return await self._suspend(job, out, locked=job.probe.locked or job.name in undo.locked)
 
         result = []
         for name in command.out:
-            result.append(await self._presences.act(name, suspend, out))
+            result.append(await self._presences.act(name, suspend, out, force=command.force))
             await tell(result[-1])
         self._host.settle(self._group)
         if command.into:
@@ -104,12 +105,12 @@ class Steps:
         async def run_on(job: Presence) -> Seen:
             return await self._run_on(job, deadline)
 
-        return tuple([await self._try(name, run_on, deadline, []) for name in undo.jobs])
+        return tuple([await self._try(name, run_on, undo, deadline, []) for name in undo.jobs])
 
-    async def truth(self, name: str, deadline: Deadline) -> Seen:
+    async def truth(self, name: str, deadline: Deadline, *, force: bool = False) -> Seen:
         """What is observed of a job, whatever happened; faulted where it can't be told."""
         try:
-            return await self._presences.act(name, _as_seen, deadline)
+            return await self._presences.act(name, _as_seen, deadline, force=force)
         except BackendError as error:
             log.error("group %s: the state of job %s can't be told: %s", self._group, name, error)
             last = self._presences.last.get(name)
@@ -127,34 +128,34 @@ class Steps:
                           else self._restore(job, deadline))  # fmt: skip
 
         if undo.returned:
-            result[undo.returned] = await self._try(undo.returned, leave, deadline, faults)
+            result[undo.returned] = await self._try(undo.returned, leave, undo, deadline, faults)
         for name in undo.moved:
-            result[name] = await self._try(name, come_back, deadline, faults)
+            result[name] = await self._try(name, come_back, undo, deadline, faults)
         for name in undo.locked:
             if name not in result:
-                result[name] = await self._try(name, lambda job: self._run_on(job, deadline), deadline, faults)
+                result[name] = await self._try(name, lambda job: self._run_on(job, deadline), undo, deadline, faults)
         return tuple(result.values()), faults
 
     async def _try(
-        self, name: str, action: Callable[[Presence], Awaitable[Seen]], deadline: Deadline, faults: list[BackendError]
+        self,
+        name: str,
+        action: Callable[[Presence], Awaitable[Seen]],
+        undo: Undo,
+        deadline: Deadline,
+        faults: list[BackendError],
     ) -> Seen:
         try:
-            return await self._presences.act(name, action, deadline)
+            return await self._presences.act(name, action, deadline, force=undo.force)
         except BackendError as error:
             log.error("group %s: undoing for job %s failed: %s", self._group, name, error)
             faults.append(error)
-            return await self.truth(name, deadline)
+            return await self.truth(name, deadline, force=undo.force)
 
-    async def _resident(self, names: Sequence[str], deadline: Deadline) -> list[Presence]:
-        found = [await self._presences.find(name, deadline) for name in names]
+    async def _resident(self, command: Command, deadline: Deadline) -> list[Presence]:
+        found = [await self._presences.find(name, deadline, force=command.force) for name in command.out]
         for job in found:
             _refuse_unknown(job)
         return [job for job in found if job and job.probe.state is Residency.RESIDENT]
-
-    async def _each(
-        self, names: Sequence[str], action: Callable[[Presence], Awaitable[Seen]], deadline: Deadline
-    ) -> tuple[Seen, ...]:
-        return tuple([await self._presences.act(name, action, deadline) for name in names])
 
     def _estimate(self, job: Presence) -> Callable[[], Awaitable[int]]:
         return lambda: job.backend.estimate(job.job, _ALL)
@@ -192,7 +193,8 @@ class Steps:
             raise _fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it suspended, but it is {after.state}")
         footprint = await self._check_freed(job, before, deadline) if measured else {}
         if after.state is Residency.SUSPENDED:
-            self.notes[job.name] = Note(backend=job.backend.name, footprint=footprint)
+            processes = tuple((target.pid, target.start) for target in job.job.targets)
+            self.notes[job.name] = Note(backend=job.backend.name, footprint=footprint, processes=processes)
         metrics.SUSPEND_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
         metrics.SUSPENDED_BYTES.labels(self._group).inc(outcome.moved_bytes)
         return seen(job.name, after, job.backend.name)
@@ -223,8 +225,7 @@ class Steps:
             return job.seen()
         if job.probe.state is Residency.RESIDENT:
             return await self._run_on(job, deadline)
-        backend, note = job.backend, self._presences.journal.ledger.notes.get(job.name)
-        note = self.notes.get(job.name) or note
+        backend, note = job.backend, self.notes.get(job.name) or self._presences.note_of(job.name, job.job.targets)
         if backend.capabilities().freed_share > 0:
             devices = await self._measure(deadline)
             own = {target.pid for target in job.job.targets}

@@ -127,8 +127,9 @@ def forget(session: Session, name: str, group: str | None) -> None:
             node=name,
         )
     for view in serving:
-        session.run(scripts.leave(session.keys.group(view.name), name, by=operator(), floor=view.counter))
+        session.run(scripts.forget(session.keys.group(view.name), name, operator(), "", floor=view.counter))
     if group is None:
         client = session.driver.client
         session.ask(lambda: client.srem(session.keys.nodes, name))
+        session.ask(lambda: client.delete(session.keys.node_state(name), session.keys.commands(name)))
     note(f"forgot node {name} in {', '.join(view.name for view in serving)}")

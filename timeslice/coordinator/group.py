@@ -149,7 +149,7 @@ class GroupActor:
         if (view.swap, self._epoch) == self._about:
             return
         self._about = (view.swap, self._epoch)
-        present = {entry.waiter for entry in view.queue}
+        present = {entry.waiter for entry in view.queue} | {""}  # an operator's order has no waiter
         self._refusals = {who: count for who, count in self._refusals.items() if who in present}
         self._memory = swap.Memory(refusals=self._refusals.get(view.state.get("swap_waiter", ""), 0))
 
@@ -195,6 +195,7 @@ class GroupActor:
                 step=action.step,
                 out=action.plan.out,
                 into=action.plan.into,
+                force=action.plan.force,
                 suspend_timeout_ms=view.config.suspend_timeout_ms,
                 restore_timeout_ms=view.config.restore_timeout_ms,
             )

@@ -108,11 +108,17 @@ Action: TypeAlias = Ask | Store | Send | Move | Hang | Promote | Settle | Wait
 
 
 def make_plan(view: GroupView) -> Plan:
-    """Who goes out and who comes in: a job whose lease was reclaimed goes out too, wherever its state seems to be."""
+    """Who goes out and who comes in: a job whose lease was reclaimed or revoked goes out too, wherever its state seems
+    to be. An operator may have ordered that by force."""
     job = view.state.get("swap_job", "")
     out = {*view.resident, view.state.get("evict", "")} - {job, ""}
     saved = job in view.jobs and view.jobs[job].residency in _SAVED
-    return Plan(out=tuple(sorted(out)), into=job if saved else None, nodes=tuple(sorted(view.nodes)))
+    return Plan(
+        out=tuple(sorted(out)),
+        into=job if saved else None,
+        nodes=tuple(sorted(view.nodes)),
+        force=view.state.get("force") == "1",
+    )
 
 
 def stored_plan(view: GroupView) -> Plan | None:

@@ -33,7 +33,7 @@ end
 settle_clock()
 local waiter, job, took = S.swap_waiter, S.swap_job, now - S.swap_since_ms
 emit('SwapFinished', 'swap', ARGV[2], 'job', job, 'how', how, 'swap_ms', digits(took))
-set('evict', '')
+end_eviction('')
 set('changed_ms', now)
 clear_swap()
 reap()

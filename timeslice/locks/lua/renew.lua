@@ -2,7 +2,7 @@
 Renews a lease; the first renewal confirms the grant. After data loss it puts the lease back.
 ARGV  1 floor  2 lease id  3 token  4 job  5 host  6 pid  7 start  8 lease_ms  9 label
       10 'lock' if the lease is of a lock-only group, else 'served'
-Reply ok deadline_ms counter pending_waiters | lost holder_job holder_token counter
+Reply ok deadline_ms counter pending_waiters | lost holder_job holder_token counter taken_by why
 Events LeaseReinstalled, LeaseReclaimed, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
@@ -51,7 +51,8 @@ else
   reap()
   advance()
   save()
-  return { 'lost', S.job, S.token, S.counter }
+  local by, why = taken_by(lease)
+  return { 'lost', S.job, S.token, S.counter, by, why }
 end
 save()
 return { 'ok', S.deadline_ms, S.counter, redis.call('ZCARD', queue_key) }

@@ -1,5 +1,6 @@
 --[[
-Ends a swap that was refused or undone, all states known: its waiter is put off, the group goes on.
+Ends a swap that was refused or undone, all states known: its waiter is put off, the group goes on. Without a waiter it
+is an operator's order that is put off, or dropped if it was to be tried once.
 ARGV  1 floor  2 swap  3 epoch  4 reason ('silent': the waiter gave no sign of life)  5 put off for ms
 Reply ok | stale counter | open node
 Events SwapDeferred, and what advance and reap emit
@@ -28,6 +29,12 @@ set('closed', 'settled ' .. ARGV[2])
 if waiter ~= '' and redis.call('ZSCORE', queue_key, waiter) then
   redis.call('HSET', waiters_key, waiter .. '/deferred', ARGV[4], waiter .. '/deferred_at_ms', digits(now),
     waiter .. '/deferred_until_ms', digits(now + math.min(tonumber(ARGV[5]), MAX_PAUSE_MS)))
+elseif waiter == '' and S.evict_how == 'once' then
+  end_eviction(ARGV[4])
+elseif waiter == '' then
+  set('evict_reason', ARGV[4])
+  set('evict_tried_ms', now)
+  set('evict_until_ms', now + math.min(tonumber(ARGV[5]), MAX_PAUSE_MS))
 end
 reap()
 advance()

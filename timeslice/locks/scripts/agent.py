@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from timeslice.errors import GroupModeError, StaleCommandError, UnknownNodeError
+from timeslice.errors import GroupModeError, StaleCommandError
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts.base import Arg, Call, make_call, text
 
@@ -43,20 +43,9 @@ def heartbeat(group: GroupKeys, node: str, ttl_ms: int, *, vouch: str = "", floo
     return make_call("heartbeat", group, (floor, node, ttl_ms, vouch), parse)
 
 
-def leave(group: GroupKeys, node: str, *, by: str = "agent", floor: int = 0) -> Call[bool]:
-    """Take a node out of the group. False: an agent leaves state of jobs behind, so its node stays, unreachable."""
-
-    def parse(reply: list[Any]) -> bool:
-        kind = text(reply[0])
-        if kind == "unknown":
-            raise UnknownNodeError(
-                f"node {node} does not serve group {group.name}; see: timeslice nodes",
-                group=group.name,
-                node=node,
-            )
-        return kind == "ok"
-
-    return make_call("leave", group, (floor, node, by), parse)
+def leave(group: GroupKeys, node: str, *, floor: int = 0) -> Call[bool]:
+    """Take one's own node out of the group. False: state of jobs is on it, so it stays, unreachable."""
+    return make_call("leave", group, (floor, node), lambda reply: text(reply[0]) == "ok")
 
 
 def accepted(

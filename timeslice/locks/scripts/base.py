@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -30,6 +31,11 @@ class Call(Generic[T]):
 def text(value: Any) -> str:
     """A reply element as str, whatever ``decode_responses`` was."""
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def new_request_id() -> str:
+    """Identity of a request that can't be known by what it asks for; made with the call, so a repeat carries it too."""
+    return secrets.token_hex(10)
 
 
 def make_call(name: str, group: GroupKeys, args: Sequence[Arg], parse: Callable[[list[Any]], T]) -> Call[T]:

@@ -5,6 +5,24 @@ local NO_COORDINATOR = 'no coordinator drives the swap'
 local NO_AGENT = 'no agent serves this group'
 local residency_now -- read once a script
 
+-- A node that has yet to tell what is on its devices, as a reason; nil if there is none.
+local function unheard_node()
+  if S.unheard ~= '' then
+    return 'node ' .. string.match(S.unheard, '%S+') .. ' joined and has not yet told what is on its devices'
+  end
+end
+
+-- Why nothing can be moved on some node, or nil.
+local function silent_node()
+  local silent = redis.call('ZRANGE', nodes_key, 0, 0, 'WITHSCORES')
+  if not silent[1] then
+    return NO_AGENT
+  end
+  if tonumber(silent[2]) < now then
+    return 'node ' .. silent[1] .. ' unreachable since @' .. silent[2]
+  end
+end
+
 -- Returns 'grant', how | 'swap' | 'blocked', reason, for a job that wants in now.
 local function decide(job)
   if S.mode == 'lock' then
@@ -13,8 +31,9 @@ local function decide(job)
   if S.mode ~= 'served' then
     return 'blocked', NO_AGENT
   end
-  if S.unheard ~= '' then
-    return 'blocked', 'node ' .. string.match(S.unheard, '%S+') .. ' joined and has not yet told what is on its devices'
+  local unheard = unheard_node()
+  if unheard then
+    return 'blocked', unheard
   end
   residency_now = residency_now or residency_of_jobs()
   local crowded = S.evict ~= ''
@@ -30,12 +49,9 @@ local function decide(job)
   if mine == 'resident' and not crowded then
     return 'grant', 'no-op'
   end
-  local silent = redis.call('ZRANGE', nodes_key, 0, 0, 'WITHSCORES')
-  if not silent[1] then
-    return 'blocked', NO_AGENT
-  end
-  if tonumber(silent[2]) < now then
-    return 'blocked', 'node ' .. silent[1] .. ' unreachable since @' .. silent[2]
+  local silent = silent_node()
+  if silent then
+    return 'blocked', silent
   end
   if (mine == '' or mine == 'absent' or mine == 'gone') and not crowded then
     return 'grant', 'first load'
@@ -67,6 +83,31 @@ local function start_swap(waiter, job)
   wake('swap')
 end
 
+-- Why the device can't be cleared now, or nil.
+local function clearing_obstacle()
+  for job, where in pairs(residency_of_jobs()) do
+    if where == 'faulted' then
+      return 'the device state of job ' .. job .. ' is unknown'
+    end
+  end
+  return unheard_node() or silent_node()
+end
+
+-- An operator ordered a job off the device: at once, also if nobody waits, and before anybody is granted. One that
+-- failed is tried again like a deferred waiter: when something changed, or its time is over.
+local function clear_device()
+  local obstacle = clearing_obstacle()
+  if obstacle then
+    return set_phase('blocked', obstacle)
+  end
+  local left = S.evict_until_ms - now
+  if left > 0 and left <= MAX_PAUSE_MS and S.evict_tried_ms >= S.changed_ms then
+    return set_phase('blocked', 'job ' .. S.evict .. ' could not be moved off the device: ' .. S.evict_reason
+      .. '; this is tried again by itself, and is over when its processes end')
+  end
+  start_swap('', '')
+end
+
 -- A swap that nothing was ordered for yet costs nothing to drop.
 local function drop_unplanned_swap()
   if S.swap_step == 'new' and S.swap_waiter ~= '' and not redis.call('ZSCORE', queue_key, S.swap_waiter) then
@@ -76,7 +117,7 @@ end
 
 -- True if nobody can be granted now whoever asks.
 local function is_closed()
-  return S.lease_id ~= '' or S.swap_id ~= 0 or S.paused ~= ''
+  return S.lease_id ~= '' or S.swap_id ~= 0 or pause_reason() ~= '' or S.evict_how ~= ''
     or S.quiet_until_ms > now
 end
 
@@ -85,10 +126,15 @@ local function advance(caller)
   if S.swap_id ~= 0 then
     return show_swap()
   end
+  if S.lease_id == '' and S.evict_how ~= '' and S.quiet_until_ms <= now then
+    return clear_device()
+  end
   if is_closed() then
     if S.lease_id == '' then
-      if S.paused ~= '' then
-        set_phase('paused', S.paused)
+      if pause_reason() ~= '' then
+        set_phase('paused', pause_reason())
+      elseif S.quiet_why ~= '' then
+        set_phase('blocked', S.quiet_why)
       else
         set_phase('blocked', 'data was lost; waiting for agents and holders to come back')
       end

@@ -17,7 +17,7 @@ local MAX_PAUSE_MS = 120000 -- no deferral or quiet time is longer
 local ENDED_KEEP_MS = 120000
 local GRANT_KEEP_S = 120
 local UNDECLARED_KEEP_S = 600
-local EVENTS_KEPT, INBOX_KEPT = 2000, 64
+local EVENTS_KEPT, INBOX_KEPT, ENDED_KEPT = 2000, 64, 10000
 
 local S = {} -- the state as read, then as changed
 local changes = {} -- what save() writes
@@ -95,12 +95,26 @@ local function clear_swap()
   set_phase('idle', '')
 end
 
+-- What had to leave is out, or (with a reason) an order that it leave is dropped.
+local function end_eviction(reason)
+  set('evict', '')
+  set('evict_how', '')
+  set('force', '')
+  set('evict_reason', reason)
+end
+
+-- Why operators let nobody in, or ''.
+local function pause_reason()
+  return S.paused == '' and S.drains ~= '' and 'drained: ' .. S.drains or S.paused
+end
+
 -- The server knows less than somebody else does. What it says of leases and swaps may be old, so nobody is granted while
 -- holders renew and agents tell what is there; and a swap that began before what was lost is nobody's any more.
 local function note_loss()
   set('counter', floor)
   set('seq', math.max(S.seq, floor))
-  set('quiet_until_ms', now + math.min(math.max(S.lease_ms, LEASE_MS), MAX_PAUSE_MS))
+  set('quiet_until_ms', math.max(S.quiet_until_ms, now + math.min(math.max(S.lease_ms, LEASE_MS), MAX_PAUSE_MS)))
+  set('quiet_why', '')
   if S.swap_id ~= 0 then
     clear_swap()
   end
@@ -147,7 +161,9 @@ local function rebase()
     set('swap_since_ms', math.min(S.swap_since_ms, now))
   end
   if S.quiet_until_ms > S.clock_ms then
-    set('quiet_until_ms', again(S.quiet_until_ms, LEASE_MS)) -- once: else who looks in rarely would prolong it for ever
+    -- Once: else who looks in rarely would prolong it for ever. What is longer stays, as far away as it was.
+    local left = S.quiet_until_ms - S.clock_ms
+    set('quiet_until_ms', math.max(again(S.quiet_until_ms, LEASE_MS), back and now + left or S.quiet_until_ms))
   end
   set('changed_ms', math.min(S.changed_ms, now)) -- from the future it would undo every deferral at once
   set('rebased_ms', back and math.min(S.rebased_ms, now) or now)
@@ -166,7 +182,8 @@ local function begin(frees)
     'swap_waiter', 'swap_job', 'swap_step', 'plan', 'owner', 'paused', 'evict', 'closed', 'closed_for',
     'unheard', 'since_ms', 'clock_ms', 'counter', 'seq', 'token', 'granted_at_ms', 'deadline_ms', 'lease_ms',
     'renewed_at_ms', 'swap_ms', 'swap_id', 'swap_since_ms', 'swap_deadline_ms', 'swap_budget_ms',
-    'owner_epoch', 'owner_deadline_ms', 'changed_ms', 'quiet_until_ms', 'rebased_ms', 'force', 'waits_on')
+    'owner_epoch', 'owner_deadline_ms', 'changed_ms', 'quiet_until_ms', 'rebased_ms', 'force', 'waits_on',
+    'evict_how', 'evict_reason', 'evict_tried_ms', 'evict_until_ms', 'drains', 'quiet_why')
   -- Written out: a loop over names would cost every call several microseconds.
   S = {
     mode = v[1] or '', phase = v[2] or '', reason = v[3] or '', lease_id = v[4] or '', job = v[5] or '',
@@ -181,7 +198,9 @@ local function begin(frees)
     swap_deadline_ms = tonumber(v[34]) or 0, swap_budget_ms = tonumber(v[35]) or 0,
     owner_epoch = tonumber(v[36]) or 0, owner_deadline_ms = tonumber(v[37]) or 0,
     changed_ms = tonumber(v[38]) or 0, quiet_until_ms = tonumber(v[39]) or 0,
-    rebased_ms = tonumber(v[40]) or 0, force = v[41] or '', waits_on = v[42] or '',
+    rebased_ms = tonumber(v[40]) or 0, force = v[41] or '', waits_on = v[42] or '', evict_how = v[43] or '',
+    evict_reason = v[44] or '', evict_tried_ms = tonumber(v[45]) or 0, evict_until_ms = tonumber(v[46]) or 0,
+    drains = v[47] or '', quiet_why = v[48] or '',
   }
   if S.phase == '' then
     S.phase = 'idle'

@@ -1,0 +1,47 @@
+--[[
+Moves a job's device state to host memory now, by an operator's order. The order is dropped if it fails once.
+ARGV  1 floor  2 job  3 by whom  4 why, or ''  5 '1': by force
+Reply ok | out residency (there is nothing to move) | refused reason
+Events EvictionOrdered, and what advance and reap emit
+--]]
+-- @include group waiters residency lease advance
+local job, force = ARGV[2], ARGV[5] == '1'
+
+begin(true)
+settle_clock()
+reap()
+local where = residency_of_jobs()[job] or 'absent'
+local in_doubt = S.evict == job
+local refusal
+if S.lease_id ~= '' and S.job == job then
+  refusal = 'it holds the group; take that away first: timeslice revoke'
+elseif OUT[where] and not in_doubt then
+  advance()
+  save()
+  return { 'out', where }
+elseif S.evict_how ~= '' then
+  refusal = nil -- asked again, or another order clears the device already
+elseif S.lease_id ~= '' then
+  refusal = 'job ' .. S.job .. ' holds the group; wait until it yields, or take that away: timeslice revoke'
+elseif S.swap_id ~= 0 then
+  refusal = 'a swap' .. (S.swap_job == '' and '' or ' for job ' .. S.swap_job) .. ' is under way; wait until it is over'
+else
+  refusal = clearing_obstacle()
+  if not refusal and (S.owner == '' or S.owner_deadline_ms < now) then
+    refusal = NO_COORDINATOR .. '; start one: timeslice coordinator'
+  end
+  if not refusal then
+    set('evict_how', in_doubt and 'must' or 'once')
+    set('evict', S.evict == '' and job or S.evict)
+    set('evict_reason', '')
+    set('evict_until_ms', 0)
+    set('force', force and '1' or '')
+    emit('EvictionOrdered', 'job', job, 'by', ARGV[3], 'reason', ARGV[4], 'force', ARGV[5])
+  end
+end
+advance()
+save()
+if refusal then
+  return { 'refused', refusal }
+end
+return { 'ok' }

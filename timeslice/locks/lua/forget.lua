@@ -1,0 +1,35 @@
+--[[
+Takes a node out of the group by order of an operator, who knows that it is gone for good.
+ARGV  1 floor  2 node  3 by whom  4 why, or ''  then the jobs whose state on it is given up
+Reply ok | unknown | alive ms_left (of its heartbeat) | state job ... (state on it that was not given up)
+Events NodeLeft, and what advance and reap emit
+--]]
+-- @include group waiters residency nodes lease advance
+local node, given_up = ARGV[2], {}
+for i = 5, #ARGV do
+  given_up[ARGV[i]] = true
+end
+
+begin(true)
+settle_clock()
+local deadline = redis.call('ZSCORE', nodes_key, node)
+deadline = deadline and tonumber(deadline)
+local lost, kept = {}, { 'state' }
+for job, where in pairs(deadline and node_record(node) or {}) do
+  local list = (OUT[where] and where ~= 'suspended') and {} or given_up[job] and lost or kept
+  list[#list + 1] = job
+end
+if deadline and deadline < now and #kept == 1 then
+  node_remove(node, ARGV[3], ARGV[4], table.concat(lost, ' '))
+end
+reap()
+advance()
+save()
+if not deadline then
+  return { 'unknown' }
+elseif deadline >= now then
+  return { 'alive', deadline - now }
+elseif #kept > 1 then
+  return kept
+end
+return { 'ok' }

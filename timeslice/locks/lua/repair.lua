@@ -1,0 +1,138 @@
+--[[
+Puts right what can be put right without a guess, by an operator's order.
+ARGV  1 floor  2 by whom  3 why, or ''  4 '1': only tell what would be done
+Reply ok line ... (what was or would be done)
+Events GroupRepaired, and what advance and reap emit
+--]]
+-- @include group waiters residency lease advance
+local dry, told = ARGV[4] == '1', { 'ok' }
+
+-- Notes a repair, and says whether to make it.
+local function repair(what)
+  told[#told + 1] = what
+  return not dry
+end
+
+-- Nobody can ever serve such an entry, or know whose it is.
+local function drop_half_waiters()
+  for _, waiter in ipairs(redis.call('ZRANGE', queue_key, 0, -1)) do
+    if redis.call('HEXISTS', waiters_key, waiter .. '/job') == 0
+      and repair('dropped queue entry ' .. waiter .. ', which has no record') then
+      waiter_remove(waiter)
+    end
+  end
+  local seen = {}
+  for _, field in ipairs(redis.call('HKEYS', waiters_key)) do
+    local waiter = string.match(field, '^(.*)/[^/]*$') or ''
+    if not seen[waiter] and not redis.call('ZSCORE', queue_key, waiter) and not is_alive(waiter) then
+      seen[waiter] = true
+      if repair('dropped the record of ' .. waiter .. ', which does not wait') then
+        waiter_remove(waiter)
+      end
+    end
+  end
+end
+
+-- What is noted of a node that left, where nothing is on it; what is on it is not ours to forget.
+local function drop_half_members()
+  local nodes, taken = {}, {}
+  local flat = redis.call('HGETALL', members_key)
+  for i = 1, #flat, 2 do
+    local node, job, field = string.match(flat[i], '^([^/]+)/([^/]+)/(.*)$')
+    if node and not redis.call('ZSCORE', nodes_key, node) then
+      nodes[node] = nodes[node] or {}
+      table.insert(nodes[node], flat[i])
+      taken[node] = taken[node] or (field == 'state' and (not OUT[flat[i + 1]] or flat[i + 1] == 'suspended'))
+    end
+  end
+  for node, fields in pairs(nodes) do
+    if not taken[node] and repair('dropped what was noted of node ' .. node .. ', which left') then
+      for _, field in ipairs(fields) do
+        redis.call('HDEL', members_key, field)
+      end
+    end
+  end
+end
+
+local function all_nodes(check)
+  local nodes = redis.call('ZRANGE', nodes_key, 0, -1)
+  for _, node in ipairs(nodes) do
+    if not check(node) then
+      return false
+    end
+  end
+  return #nodes > 0
+end
+
+-- A job that no node knows, though each has told what is on it.
+local function drop_half_jobs()
+  for job in pairs(residency_of_jobs()) do
+    local unknown = all_nodes(function(node)
+      return not redis.call('HGET', members_key, node .. '/' .. job .. '/state')
+    end)
+    if unknown and job ~= S.job and job ~= S.swap_job and repair('forgot job ' .. job .. ': no node has anything of it') then
+      job_recompute(job)
+    end
+  end
+end
+
+local function drop_swap()
+  local begun = not all_nodes(function(node)
+    return redis.call('HGET', members_key, node .. '/@/swap') ~= digits(S.swap_id)
+  end)
+  if S.swap_id ~= 0 and S.swap_deadline_ms < now and not begun
+    and repair('dropped swap ' .. digits(S.swap_id) .. ', which no node had begun') then
+    clear_swap()
+  end
+end
+
+-- Every node has told since that the job is out.
+local function end_proved_eviction()
+  for _, where in pairs(residency_of_jobs()) do
+    if not OUT[where] then
+      return
+    end
+  end
+  local out = all_nodes(function(node)
+    return OUT[redis.call('HGET', members_key, node .. '/' .. S.evict .. '/state') or '']
+  end)
+  if out and repair('job ' .. S.evict .. ' is off the device on every node, and need not be moved') then
+    end_eviction('')
+  end
+end
+
+local function end_deferrals()
+  for _, waiter in ipairs(redis.call('ZRANGE', queue_key, 0, -1)) do
+    if is_deferred(waiter_get(waiter)) and repair('waiter ' .. waiter .. ' is tried again now') then
+      redis.call('HDEL', waiters_key, waiter .. '/deferred', waiter .. '/deferred_at_ms', waiter .. '/deferred_until_ms')
+    end
+  end
+  if S.evict_how ~= '' and S.evict_until_ms > now and repair('moving job ' .. S.evict .. ' out is tried again now') then
+    set('evict_until_ms', 0)
+  end
+end
+
+begin(true)
+if not dry then
+  settle_clock()
+  reap()
+end
+drop_half_waiters()
+drop_half_members()
+drop_swap()
+if S.unheard == '' and not silent_node() then
+  drop_half_jobs()
+  if S.evict ~= '' and S.lease_id == '' and S.swap_id == 0 then
+    end_proved_eviction()
+  end
+end
+end_deferrals()
+if not dry then
+  if #told > 1 then
+    emit('GroupRepaired', 'by', ARGV[2], 'reason', ARGV[3], 'did', table.concat(told, '; ', 2))
+  end
+  wake('repair')
+  advance()
+  save()
+end
+return told
