@@ -35,7 +35,7 @@ class Tale:
         self.lines: list[Line] = []
         self.now = 100 * SECOND
         self.lock_only = lock_only
-        self._tokens = 1000
+        self.token = 1000
         self._requests: dict[str, int] = {}
         self._entries = 0
         self._faults = 0
@@ -74,13 +74,13 @@ class Tale:
             isinstance(line, Entered) and line.request == f"{who}/{self._requests[who]}" for line in self.lines
         ):
             self.asks(who)
-        self._tokens = self._tokens + 1 if token is None else token
-        self._held[who] = self._tokens
-        self.add(Entered(**self._of(who), token=self._tokens, how=how))
+        self.token = self.token + 1 if token is None else token
+        self._held[who] = self.token
+        self.add(Entered(**self._of(who), token=self.token, how=how))
 
     def granted(self, waiter: str, token: int | None = None, **more: str) -> None:
-        self._tokens = self._tokens + 1 if token is None else token
-        self.told("LeaseGranted", waiter, token=str(self._tokens), **more)
+        self.token = self.token + 1 if token is None else token
+        self.told("LeaseGranted", waiter, token=str(self.token), **more)
 
     def leaves(self, who: str) -> None:
         self.add(Left(**self._of(who), token=self._held[who]))
