@@ -44,10 +44,10 @@ def test_a_swap_under_way_ends_when_the_group_is_paused_and_grants_after(lab: La
 
 def test_a_group_is_created_once(lab: Lab) -> None:
     """Its mode and settings are kept; a second creation is refused, a change is not."""
-    create = scripts.configure(lab.group, {"order": "3"}, mode="lock", only_new=True)
-    assert create.parse(lab.send(create)) == "lock"
+    assert lab.run(scripts.configure(lab.group, {"order": "3"}, mode="lock", only_new=True)) == "lock"
     with pytest.raises(RefusedError, match="exists already"):
-        create.parse(lab.send(create))
+        lab.run(scripts.configure(lab.group, {"order": "5"}, mode="lock", only_new=True))
+    assert lab.view.config.order == 3
     assert lab.run(scripts.configure(lab.group, {"order": "4"})) == "lock"
     assert lab.view.config.order == 4
     with pytest.raises(GroupModeError):
@@ -82,9 +82,48 @@ def test_a_group_in_use_is_not_deleted(lab: Lab) -> None:
         lab.run(delete)
     lab.run(scripts.leave(lab.group, "n1"))
     lab.run(delete)
-    assert lab.redis.keys(f"{lab.group.prefix}:*") == []
+    assert lab.redis.keys(f"{lab.group.prefix}:*") == [lab.group.ended.encode()]
+    assert 0 < lab.redis.ttl(lab.group.ended) <= 120
     with pytest.raises(UnknownGroupError):
-        lab.run(delete)
+        lab.run(scripts.delete(lab.group))
+
+
+def test_a_repeat_of_a_delete_spares_the_group_that_was_made_since(lab: Lab) -> None:
+    """The reply was lost and the call is sent again, late: it is answered like the first, and touches nothing."""
+    lab.run(scripts.configure(lab.group, {}, mode="lock"))
+    delete = scripts.delete(lab.group)
+    lab.run(delete)
+    lab.run(scripts.configure(lab.group, {"order": "3"}, mode="lock", only_new=True))
+    lab.run(delete)
+    assert lab.view.config.order == 3
+    assert lab.redis.ttl(lab.group.ended) == -1
+
+
+def test_a_repeat_of_a_creation_is_no_second_one(lab: Lab) -> None:
+    """The reply to `group create` was lost: the repeat says that it went well; another's creation is refused."""
+    create = scripts.configure(lab.group, {"order": "3"}, mode="lock", only_new=True)
+    assert [lab.run(create), lab.run(create)] == ["lock", "lock"]
+    with pytest.raises(RefusedError, match="exists already"):
+        lab.run(scripts.configure(lab.group, {}, mode="lock", only_new=True))
+    assert len(lab.events("GroupConfigured")) == 1
+
+
+def test_a_node_that_left_has_left(lab: Lab) -> None:
+    """The reply to its leave was lost, or it never joined: the answer is the same."""
+    lab.join("n1")
+    assert lab.run(scripts.leave(lab.group, "n1")) is True
+    assert lab.run(scripts.leave(lab.group, "n1")) is True
+    assert len(lab.events("NodeLeft")) == 1
+
+
+def test_what_has_ended_is_remembered_up_to_a_number(lab: Lab) -> None:
+    """However many waiters are cancelled within the two minutes; the latest are kept."""
+    lab.redis.eval("for i = 1, 20000 do redis.call('ZADD', KEYS[1], ARGV[1] + i, 'w' .. i) end", 1, lab.group.ended,
+                   lab.view.now_ms - 60_000)  # fmt: skip
+    lab.cancel("last")
+    assert lab.redis.zcard(lab.group.ended) == 10_000
+    assert lab.redis.zscore(lab.group.ended, "w1") is None
+    assert None not in lab.redis.zmscore(lab.group.ended, ["w20000", "last"])
 
 
 def test_a_deleted_group_may_come_back_in_another_mode(lab: Lab) -> None:

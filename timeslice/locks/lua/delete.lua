@@ -1,10 +1,15 @@
 --[[
 Removes a group that nobody uses.
-ARGV  1 floor
+ARGV  1 floor  2 id of this request
 Reply ok | unknown | refused why
 --]]
--- @include group
+-- @include group waiters
+local request = ARGV[2]
+
 begin(true)
+if has_ended(request) then
+  return { 'ok' } -- even if somebody made the group anew since
+end
 if S.mode == '' and redis.call('EXISTS', state_key, queue_key, config_key) == 0 then
   return { 'unknown' }
 end
@@ -26,4 +31,6 @@ for _, waiter in ipairs(redis.call('ZRANGE', queue_key, 0, -1)) do
 end
 redis.call('DEL', state_key, queue_key, waiters_key, alive_key, ended_key, jobs_key, members_key, nodes_key, inbox_key,
   events_key, config_key, targets_key)
+remember_ended(request)
+redis.call('PEXPIRE', ended_key, ENDED_KEEP_MS)
 return { 'ok' }

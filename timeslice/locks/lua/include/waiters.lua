@@ -35,9 +35,11 @@ local function has_ended(waiter)
   return redis.call('ZSCORE', ended_key, waiter)
 end
 
-local function remember_ended(waiter)
+-- Of a waiter, or of a request that must not be carried out twice.
+local function remember_ended(id)
   redis.call('ZREMRANGEBYSCORE', ended_key, '-inf', now - ENDED_KEEP_MS)
-  redis.call('ZADD', ended_key, now, waiter)
+  redis.call('ZREMRANGEBYRANK', ended_key, 0, -ENDED_KEPT)
+  redis.call('ZADD', ended_key, now, id)
 end
 
 -- A deferral holds until something changed in the group, or its own time is over.
