@@ -26,7 +26,8 @@ Examples:
   timeslice torture                                         # a minute, standalone, a new seed
   timeslice torture --seconds 600 --seed 1 --json torture.json
   timeslice torture --topology sentinel --keep history      # and what happened, for another look
-  timeslice torture --check history                         # judge it again"""
+  timeslice torture --check history                         # judge it again
+  timeslice torture --swaps 10000 --json growth.json        # no faults: nothing grows"""
 )
 @click.option("--seconds", type=Seconds(5, 86_400), default=60.0, show_default=True, help="How long faults come.")
 @click.option("--seed", type=click.IntRange(0, 2**31), help="Fixes the schedule of faults. Default: random, and shown.")
@@ -49,6 +50,9 @@ Examples:
 @click.option("--check", type=click.Path(exists=True, path_type=Path), metavar="PATH", help="Judge a saved history.")
 @click.option("--faults", metavar="KIND,...", help="Only these kinds of faults.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=6, show_default=True, help="Processes of jobs at a time.")
+@click.option(
+    "--swaps", type=click.IntRange(1), metavar="N", help="Do N swaps instead, each by new jobs, and see what grows."
+)
 @click.option("--mutant", hidden=True, help="For tests of the checker: break the product on purpose.")
 def torture(
     seconds: float,
@@ -59,17 +63,21 @@ def torture(
     check: Path | None,
     faults: str | None,
     jobs: int,
+    swaps: int | None,
     mutant: str | None,
 ) -> None:
     """Attack a whole system with faults, and prove from what happened that its promises held.
 
     Server, coordinators, agents and jobs are the run's own, on emulated devices, and nothing is left behind. Exit code
-    1 if a promise was broken.
+    1 if a promise was broken, or something grew.
     """
     if report is not None and not report.absolute().parent.is_dir():
         raise UsageError(f"the folder of {report} does not exist; nothing was run")
     if check is not None:
         _finish(check, report, named=check)
+        return
+    if swaps is not None:
+        _grow(swaps, report)
         return
     from timeslice.torture.run import Options
 
@@ -114,6 +122,22 @@ def _run(options: Options, keep: Path | None, report: Path | None) -> None:
         facts["mutant"] = options.mutant
     (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
     _finish(folder, report, named=keep, temporary=keep is None)
+
+
+def _grow(swaps: int, report: Path | None) -> None:
+    from rich.console import Console
+
+    from timeslice.torture import growth
+    from timeslice.torture.progress import Screen
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="timeslice-torture-") as folder, Screen() as screen:
+        found = growth.run(swaps, folder=Path(folder), say=screen.say)
+    if report is not None:
+        report.write_text(json.dumps({"device": "emulated", "growth": found.model_dump()}, indent=2) + "\n")
+    Console().print(growth.table(found))
+    if found.growing:
+        raise TimeSliceError(f"these did not level off over {found.swaps} swaps: {', '.join(found.growing)}")
 
 
 def _finish(place: Path, report: Path | None, *, named: Path | None, temporary: bool = False) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import redis
 from pydantic import BaseModel
+from rich.table import Table
 
 from timeslice.arena.device import Device
 from timeslice.embedded import EmbeddedServer
@@ -66,6 +67,19 @@ def run(
         stack.callback(server.kill)
         server.start()
         return _Soak(server, folder, stack).run(swaps, samples, say)
+
+
+def table(report: GrowthReport) -> Table:
+    """The report for people."""
+    title = (
+        f"{report.swaps} swaps by {report.jobs} jobs, {report.holds} lock-only holds and {report.timeouts} waiters that "
+        f"gave up, in {report.seconds:.0f} s (emulated device)"
+    )
+    found = Table("measured", "first", "second quarter", "last quarter", "most", "", title=title, title_justify="left")
+    for each in report.series:
+        numbers = (each.first, each.early, each.late, each.most)
+        found.add_row(each.name, *(f"{number:.0f}" for number in numbers), "" if each.level else "GROWS")
+    return found
 
 
 class _Part:
