@@ -34,10 +34,12 @@ class GroupActor:
     ``floor`` is the highest counter seen; ``busy`` says that a swap is under way.
     """
 
-    def __init__(self, driver: AsyncDriver, keys: Keys, name: str, coordinator: str, lease_ms: int) -> None:
+    def __init__(
+        self, driver: AsyncDriver, keys: Keys, name: str, coordinator: str, lease_ms: int, instance: str = ""
+    ) -> None:
         self.name, self.floor, self.busy = name, 0, False
         self._driver, self._keys, self._group = driver, keys, keys.group(name)
-        self._coordinator, self._lease_ms = coordinator, lease_ms
+        self._coordinator, self._instance, self._lease_ms = coordinator, instance, lease_ms
         self._epoch = 0
         self._renew_at = 0.0  # monotonic
         self._pause_s = _FIRST_PAUSE_S  # before the next try, should this one fail
@@ -61,9 +63,14 @@ class GroupActor:
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
-    async def release(self) -> None:
-        """Let the group go, after ``run`` has ended, so that another coordinator may take it at once."""
-        await self._driver.run(scripts.disown(self._group, self._coordinator, floor=self.floor))
+    async def release(self, *, idle_only: bool = False) -> bool:
+        """Let the group go, after ``run`` has ended, so that another coordinator may take it at once.
+
+        False: it is in the middle of a swap, and with ``idle_only`` it stays ours then.
+        """
+        name, instance = self._coordinator, self._instance
+        call = scripts.disown(self._group, name, instance=instance, idle_only=idle_only, floor=self.floor)
+        return await self._driver.run(call)
 
     async def _drive(self) -> None:
         if not await self._renew():
@@ -94,7 +101,8 @@ class GroupActor:
     async def _renew(self) -> bool:
         """Keep the group, and have its housekeeping done. False if it is another's."""
         sent = time.monotonic()
-        call = scripts.own(self._group, self._coordinator, self._lease_ms, floor=self.floor)
+        name, instance = self._coordinator, self._instance
+        call = scripts.own(self._group, name, self._lease_ms, instance=instance, floor=self.floor)
         reply = await self._driver.run(call, deadline_s=self._lease_ms / 1000)
         if isinstance(reply, scripts.OwnedBy):
             log.info("group %s: owned by %s now", self.name, reply.owner or "nobody: no agent serves it any more")

@@ -17,7 +17,7 @@ from typing import Any
 from timeslice import metrics
 from timeslice.addresses import redact_url
 from timeslice.coordinator.group import GroupActor
-from timeslice.errors import InvalidNameError, RedisUnreachableError
+from timeslice.errors import InvalidNameError, RedisUnreachableError, RefusedError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
@@ -55,12 +55,14 @@ async def run_coordinator(
 ) -> None:
     """Run until ``stop`` is set; then let the groups go. ``ready`` is called after the first look for groups.
 
-    Raises, at start only, RedisUnreachableError, ServerUnsuitableError and InvalidNameError.
+    Raises, at start only, RedisUnreachableError, ServerUnsuitableError, InvalidNameError, and RefusedError when
+    another coordinator of this name runs.
     """
     check_name("coordinator", options.name)
     coordinator = Coordinator(options)
     try:
         await verify_async(coordinator.driver)
+        await coordinator.check_name()
         await coordinator.scan()
         if options.metrics_port:
             metrics.serve(options.metrics_port)
@@ -79,12 +81,22 @@ def _is_name(name: str) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class _Owner:
+    """Who owns a group, and until when; a name of ``""`` is nobody."""
+
+    name: str
+    instance: str
+    deadline_ms: int
+
+
 class Coordinator:
     """One coordinator. ``owned`` are the groups it drives, or tries to."""
 
     def __init__(self, options: CoordinatorOptions) -> None:
         self.options = options
         self.driver = AsyncDriver(options.url)
+        self._instance = secrets.token_hex(6)  # what tells us from another coordinator of our name
         self._keys = Keys(options.prefix)
         self._actors: dict[str, tuple[GroupActor, asyncio.Task[None]]] = {}
         self._absent: dict[str, float] = {}  # indexed group without a state -> since when (monotonic)
@@ -118,6 +130,27 @@ class Coordinator:
             except Exception:
                 log.exception("looking for groups failed; trying again")
 
+    async def check_name(self) -> None:
+        """Raise RefusedError if another coordinator of our name lives: it renews its registration within a lease.
+
+        One that died a moment ago does not, and after a clean stop there is nothing to wait for.
+        """
+        name, client = self.options.name, self.driver.client
+
+        async def registered() -> tuple[float, int]:
+            seconds, _ = await client.time()
+            return await client.zscore(self._keys.coordinators, name) or 0.0, int(seconds) * 1000
+
+        first, now_ms = await self.driver.retry(registered)
+        until = time.monotonic() + min(first - now_ms, self.options.lease_ms) / 1000
+        while time.monotonic() < until:
+            await asyncio.sleep(min(SCAN_S, self.options.lease_ms / 3000))
+            if (await self.driver.retry(registered))[0] > first:
+                raise RefusedError(
+                    f"a coordinator named {name} runs already. Give each one a name of its own, or none: the default "
+                    "is unique"
+                )
+
     async def scan(self) -> None:
         """Register, find the served groups, and own our share of them: not more, and never one that has an owner."""
         now_ms, live, owners = await self._look()
@@ -127,16 +160,17 @@ class Coordinator:
         # One that is in the middle of a swap is kept, for it costs most to hand over.
         idle = [name for name, (actor, _) in self._actors.items() if not actor.busy]
         for name in idle[: max(len(self._actors) - share, 0)]:
-            log.info("group %s: released, so that each of %d coordinators has its share", name, live)
-            await self._stop(name, disown=True)
-        for name, (owner, deadline_ms) in sorted(owners.items()):
-            free = not owner or owner == self.options.name or deadline_ms < now_ms
+            await self._hand_over(name, live)
+        for name, owner in sorted(owners.items()):
+            free = not owner.name or owner.instance == self._instance or owner.deadline_ms < now_ms
+            if not free and owner.name == self.options.name:
+                log.error("group %s: owned by another coordinator named %s; give each its own name", name, owner.name)
             if free and name not in self._actors and len(self._actors) < share and name not in idle:
                 self._start(name)
         metrics.GROUPS_OWNED.set(len(self._actors))
 
-    async def _look(self) -> tuple[int, int, dict[str, tuple[str, int]]]:
-        """The server's time, how many coordinators live, and of each served group the owner and its deadline."""
+    async def _look(self) -> tuple[int, int, dict[str, _Owner]]:
+        """The server's time, how many coordinators live, and of each served group the owner."""
         options, client = self.options, self.driver.client
 
         async def register() -> tuple[int, int, list[str]]:
@@ -153,17 +187,19 @@ class Coordinator:
 
         now, live, names = await self.driver.retry(register)
 
+        fields = ["mode", "owner", "owner_instance", "owner_deadline_ms", "clock_ms"]
+
         async def owners() -> Any:
             async with client.pipeline(transaction=False) as pipeline:
                 for name in names:
-                    pipeline.hmget(self._keys.group(name).state, ["mode", "owner", "owner_deadline_ms", "clock_ms"])
+                    pipeline.hmget(self._keys.group(name).state, fields)
                 return await pipeline.execute()
 
         found, absent = {}, []
         for name, values in zip(names, await self.driver.retry(owners), strict=True):
-            mode, owner, deadline, clock = (scripts.text(value or "") for value in values)
+            mode, owner, instance, deadline, clock = (scripts.text(value or "") for value in values)
             if mode == "served":
-                found[name] = (owner, int(deadline) if deadline.isdigit() else 0)
+                found[name] = _Owner(owner, instance, int(deadline) if deadline.isdigit() else 0)
             elif not clock:
                 absent.append(name)
         await self._sweep(absent)
@@ -178,7 +214,7 @@ class Coordinator:
             await self.driver.retry(lambda: self.driver.client.srem(self._keys.groups, *gone))
 
     def _start(self, name: str) -> None:
-        actor = GroupActor(self.driver, self._keys, name, self.options.name, self.options.lease_ms)
+        actor = GroupActor(self.driver, self._keys, name, self.options.name, self.options.lease_ms, self._instance)
         task = asyncio.create_task(self._supervise(actor), name=f"timeslice-group-{name}")
         self._actors[name] = (actor, task)
 
@@ -195,6 +231,15 @@ class Coordinator:
             pause = min(pause * 2, _LONGEST_PAUSE_S)
         del self._actors[actor.name]
         metrics.forget(actor.name)
+
+    async def _hand_over(self, name: str, live: int) -> None:
+        """Let a group go to another coordinator, unless a swap began since its actor last looked."""
+        actor, _ = self._actors[name]
+        await self._stop(name, disown=False)
+        if await actor.release(idle_only=True):
+            log.info("group %s: released, so that each of %d coordinators has its share", name, live)
+        else:
+            self._start(name)
 
     async def _stop(self, name: str, *, disown: bool) -> None:
         actor, task = self._actors.pop(name)

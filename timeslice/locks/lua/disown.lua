@@ -1,11 +1,16 @@
 --[[
 A coordinator lets a group go, so that another may take it at once.
-ARGV  1 floor  2 coordinator
-Reply ok
+ARGV  1 floor  2 coordinator  3 its instance  4 '1' not in the middle of a swap
+Reply ok | swapping
 --]]
 -- @include group
+local idle_only = ARGV[4] == '1'
+
 begin(true)
-if S.owner == ARGV[2] then
+if S.owner == ARGV[2] and (redis.call('HGET', state_key, 'owner_instance') or '') == ARGV[3] then
+  if idle_only and S.swap_id ~= 0 then
+    return { 'swapping' }
+  end
   settle_clock()
   set('owner', '')
   set('owner_deadline_ms', 0)

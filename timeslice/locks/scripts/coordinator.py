@@ -21,20 +21,25 @@ class OwnedBy:
     ms_left: int
 
 
-def own(group: GroupKeys, coordinator: str, ttl_ms: int = 10_000, *, floor: int = 0) -> Call[Mine | OwnedBy]:
-    """Take or keep a group, and do its housekeeping (reap, advance)."""
+def own(
+    group: GroupKeys, coordinator: str, ttl_ms: int = 10_000, *, instance: str = "", floor: int = 0
+) -> Call[Mine | OwnedBy]:
+    """Take or keep a group, and do its housekeeping (reap, advance). Two instances of one name are two owners."""
 
     def parse(reply: list[Any]) -> Mine | OwnedBy:
         if text(reply[0]) == "mine":
             return Mine(int(reply[1]), int(reply[2]))
         return OwnedBy(text(reply[1]), int(reply[2]))
 
-    return make_call("own", group, (floor, coordinator, ttl_ms), parse)
+    return make_call("own", group, (floor, coordinator, ttl_ms, instance), parse)
 
 
-def disown(group: GroupKeys, coordinator: str, *, floor: int = 0) -> Call[None]:
-    """Let a group go, so that another coordinator may take it at once."""
-    return make_call("disown", group, (floor, coordinator), lambda _: None)
+def disown(
+    group: GroupKeys, coordinator: str, *, instance: str = "", idle_only: bool = False, floor: int = 0
+) -> Call[bool]:
+    """Let a group go, so that another may take it at once. False: ``idle_only``, and it is in the middle of a swap."""
+    args = (floor, coordinator, instance, "1" if idle_only else "0")
+    return make_call("disown", group, args, lambda reply: text(reply[0]) == "ok")
 
 
 @dataclass(frozen=True)
