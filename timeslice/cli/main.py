@@ -23,13 +23,17 @@ COMMANDS = {
     "queue": ("timeslice.cli.status", "Show who waits for GROUP, in service order, and why each waits."),
     "events": ("timeslice.cli.events", "Show what happened in GROUP, or in all groups, oldest first."),
     "nodes": ("timeslice.cli.nodes", "List the nodes, the groups they serve and how their agents are."),
-    "node": ("timeslice.cli.nodes", "Forget a node that will not come back."),
+    "node": ("timeslice.cli.nodes", "Drain a node for maintenance, or forget one that will not come back."),
     "jobs": ("timeslice.cli.jobs", "List the jobs, what they hold and wait for, and where their device state is."),
     "hold": ("timeslice.cli.hold", "Run COMMAND while holding GROUP, or several groups at once."),
     "yield": ("timeslice.cli.operator", "Give GROUP up for JOB, which holds it."),
     "cancel": ("timeslice.cli.operator", "Take a waiting request out of the queue of GROUP."),
     "pause": ("timeslice.cli.operator", "Stop granting GROUP."),
     "resume": ("timeslice.cli.operator", "Go on granting GROUP."),
+    "acl": ("timeslice.cli.acl", "Print the Redis users that timeslice needs, each with the least rights for its role."),
+    "revoke": ("timeslice.cli.revoke", "Take GROUP away from its holder, by force if need be."),
+    "evict": ("timeslice.cli.evict", "Move the device state of JOB to host memory, where it does not hold."),
+    "repair": ("timeslice.cli.repair", "Put right what keeps GROUP from going on, and say what else is in its way."),
     "doctor": ("timeslice.cli.doctor", "Look for what is wrong, and say what to do about it."),
 }
 

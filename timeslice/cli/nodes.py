@@ -1,4 +1,4 @@
-"""Commands ``nodes`` and ``node forget``."""
+"""Commands ``nodes`` and ``node``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
+from timeslice.cli.drain import drain, undrain
 from timeslice.cli.output import json_option, note, print_json, print_table, seconds
+from timeslice.cli.revoke import reason_option
 from timeslice.cli.session import Session, operator, parse_json
 from timeslice.errors import RefusedError, UnknownNodeError
 from timeslice.locks import scripts
@@ -95,41 +97,52 @@ def _document(name: str, stored: dict[str, str]) -> dict[str, Any]:
 @click.group(
     epilog="""\b
 Examples:
+  timeslice node drain node-7
+  timeslice node undrain node-7
   timeslice node forget node-7"""
 )
 def node() -> None:
-    """Forget a node that will not come back."""
+    """Drain a node for maintenance, or forget one that will not come back."""
+
+
+node.add_command(drain)
+node.add_command(undrain)
 
 
 @node.command(
     epilog="""\b
 Examples:
   timeslice node forget node-7                    # in every group
-  timeslice node forget node-7 --group trainers"""
+  timeslice node forget node-7 --group trainers
+  timeslice node forget node-7 --lose run-a       # its state there is gone with the machine"""
 )
 @click.argument("name", metavar="NODE")
 @click.option("--group", metavar="GROUP", help="Only in this group.")
+@click.option("--lose", multiple=True, metavar="JOB", help="Give up the state of JOB on NODE; may be repeated.")
+@reason_option
 @click.pass_obj
-def forget(session: Session, name: str, group: str | None) -> None:
+def forget(session: Session, name: str, group: str | None, lose: tuple[str, ...], reason: str) -> None:
     """Take NODE out of its groups, when its machine is gone for good.
 
-    What its jobs had on its devices counts as gone, so be sure. Refused while its agent is alive.
+    Refused while its agent is alive, and while state of jobs is on it that --lose does not name.
     """
     views = [session.view(group)] if group is not None else session.views()
     serving = [view for view in views if name in view.nodes]
     if not serving:
         where = f"group {group}" if group else "any group"
         raise UnknownNodeError(f"node {name} does not serve {where}; see: timeslice nodes", node=name, group=group)
-    if alive := [view.name for view in serving if view.nodes[name].alive]:
-        raise RefusedError(
-            f"the agent of node {name} is alive and serves {', '.join(alive)}. Stopping it does not take the node out: "
-            "stop it and repeat this when `timeslice nodes` calls it unreachable, or start it with --leave and stop it",
-            node=name,
-        )
+    forgotten, refusals = [], []
     for view in serving:
-        session.run(scripts.forget(session.keys.group(view.name), name, operator(), "", floor=view.counter))
+        keys = session.keys.group(view.name)
+        try:
+            session.run(scripts.forget(keys, name, operator(), reason, lose=lose, floor=view.counter))
+            forgotten.append(view.name)
+        except RefusedError as error:
+            refusals.append(error)
+    if forgotten:
+        note(f"forgot node {name} in {', '.join(forgotten)}")
+    if refusals:
+        raise refusals[0]
     if group is None:
         client = session.driver.client
         session.ask(lambda: client.srem(session.keys.nodes, name))
-        session.ask(lambda: client.delete(session.keys.node_state(name), session.keys.commands(name)))
-    note(f"forgot node {name} in {', '.join(view.name for view in serving)}")

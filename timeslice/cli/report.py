@@ -162,6 +162,8 @@ def why_it_waits(view: GroupView, position: int, waiter: WaiterView) -> str:
         return f"job {view.holder} holds it for {seconds(elapsed(view, 'granted_at_ms'))} now{what}{_behind(position)}"
     if paused := view.state.get("paused"):
         return f"the group is {paused}; to go on: timeslice resume {view.name}"
+    if drains := view.state.get("drains"):
+        return f"the group is drained: {drains}; to go on: timeslice node undrain NODE"
     if view.phase == "blocked":
         return f"blocked: {view.reason}"
     if view.swap:
@@ -184,7 +186,7 @@ def group_document(view: GroupView, *, emulated: bool) -> dict[str, Any]:
         "phase": view.phase,
         "reason": view.reason,
         "since_s": since_s(view),
-        "paused": bool(view.state.get("paused")),
+        "paused": bool(view.state.get("paused") or view.state.get("drains")),
         "holder": holder(view),
         "swap": swap(view),
         "residents": list(view.resident),

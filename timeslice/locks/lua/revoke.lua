@@ -16,6 +16,7 @@ if S.lease_id == lease and S.token == token then
   end_lease('LeaseRevoked', 'by', by, 'reason', why)
   remember_ended(lease)
   set('revoked', token)
+  set('revoked_lease', lease)
   set('revoked_job', job)
   set('revoked_by', by)
   local key = grant_prefix .. lease -- its client learns who it was, whether it waits there for its grant or renews
@@ -31,10 +32,13 @@ if S.lease_id == lease and S.token == token then
     set('quiet_until_ms', deadline)
     set('quiet_why', by .. ' took it from job ' .. job .. ', which may not know before @' .. digits(deadline))
   end
-elseif taken_by(lease) == '' then
+elseif taken_by(lease) == '' and redis.call('HGET', state_key, 'revoked') ~= ARGV[3] then
   advance()
   save()
   return { 'not_holder', S.job, S.token }
+elseif at_once and S.quiet_why ~= '' then
+  set('quiet_until_ms', 0)
+  set('quiet_why', '')
 end
 advance()
 save()
