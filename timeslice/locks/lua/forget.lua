@@ -1,7 +1,7 @@
 --[[
 Takes a node out of the group by order of an operator, who knows that it is gone for good.
 ARGV  1 floor  2 node  3 by whom  4 why, or ''  then the jobs whose state on it is given up
-Reply ok | unknown | alive ms_left (of its heartbeat) | state job ... (state on it that was not given up)
+Reply ok (also if it is no member: asked again) | alive ms_left (of its heartbeat) | state job ... (state on it that was not given up)
 Events NodeLeft, and what advance and reap emit
 --]]
 -- @include group waiters residency nodes lease advance
@@ -25,9 +25,7 @@ end
 reap()
 advance()
 save()
-if not deadline then
-  return { 'unknown' }
-elseif deadline >= now then
+if deadline and deadline >= now then
   return { 'alive', deadline - now }
 elseif #kept > 1 then
   return kept

@@ -90,7 +90,7 @@ end
 local function end_proved_eviction()
   for _, where in pairs(residency_of_jobs()) do
     if not OUT[where] then
-      return
+      return false
     end
   end
   local out = all_nodes(function(node)
@@ -99,15 +99,16 @@ local function end_proved_eviction()
   if out and repair('job ' .. S.evict .. ' is off the device on every node, and need not be moved') then
     end_eviction('')
   end
+  return out
 end
 
-local function end_deferrals()
+local function end_deferrals(proved)
   for _, waiter in ipairs(redis.call('ZRANGE', queue_key, 0, -1)) do
     if is_deferred(waiter_get(waiter)) and repair('waiter ' .. waiter .. ' is tried again now') then
       redis.call('HDEL', waiters_key, waiter .. '/deferred', waiter .. '/deferred_at_ms', waiter .. '/deferred_until_ms')
     end
   end
-  if S.evict_how ~= '' and S.evict_until_ms > now and repair('moving job ' .. S.evict .. ' out is tried again now') then
+  if S.evict_how ~= '' and S.evict_until_ms > now and not proved and repair('moving job ' .. S.evict .. ' out is tried again now') then
     set('evict_until_ms', 0)
   end
 end
@@ -120,13 +121,14 @@ end
 drop_half_waiters()
 drop_half_members()
 drop_swap()
+local proved = false
 if S.unheard == '' and not silent_node() then
   drop_half_jobs()
   if S.evict ~= '' and S.lease_id == '' and S.swap_id == 0 then
-    end_proved_eviction()
+    proved = end_proved_eviction()
   end
 end
-end_deferrals()
+end_deferrals(proved)
 if not dry then
   if #told > 1 then
     emit('GroupRepaired', 'by', ARGV[2], 'reason', ARGV[3], 'did', table.concat(told, '; ', 2))
