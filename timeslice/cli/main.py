@@ -30,7 +30,7 @@ COMMANDS = {
     "cancel": ("timeslice.cli.operator", "Take a waiting request out of the queue of GROUP."),
     "pause": ("timeslice.cli.operator", "Stop granting GROUP."),
     "resume": ("timeslice.cli.operator", "Go on granting GROUP."),
-    "acl": ("timeslice.cli.acl", "Print the Redis users that timeslice needs, each with the least rights for its role."),
+    "acl": ("timeslice.cli.acl", "Print the Redis users that timeslice needs, with the least rights for each role."),
     "revoke": ("timeslice.cli.revoke", "Take GROUP away from its holder, by force if need be."),
     "evict": ("timeslice.cli.evict", "Move the device state of JOB to host memory, where it does not hold."),
     "repair": ("timeslice.cli.repair", "Put right what keeps GROUP from going on, and say what else is in its way."),

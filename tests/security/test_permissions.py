@@ -1,0 +1,50 @@
+"""The table of what each role needs, compared with what the sources send."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.security.sources import VERBS, commands_of_verb, plain_commands
+from timeslice.locks.permissions import ROLES
+
+# Who calls which verb; tests/security/test_under_acl.py sends each as its first caller here.
+CALLS = {
+    "client": {"acquire", "renew", "yield", "cancel", "register", "waits", "nudge", "look"},
+    "agent": {"heartbeat", "leave", "accepted", "ack", "report", "register", "look"},
+    "coordinator": {"own", "disown", "plan", "step", "poke", "promote", "settle", "look"},
+    "viewer": {"look"},
+    "operator": {
+        *("pause", "configure", "delete", "cancel", "yield", "forget", "revoke", "repair", "evict", "drain"),
+        "look",
+    },
+}
+# Whose code sends commands without a script. What the drivers and the transactions of redis-py send stands below.
+SENDS = {
+    "client": ("client", "cli/hold.py"),
+    "agent": ("agent", "locks/suitable.py"),
+    "coordinator": ("coordinator", "locks/suitable.py"),
+    "viewer": tuple(f"cli/{name}.py" for name in ("status", "events", "jobs", "doctor", "checks", "session", "report")),
+    "operator": ("cli",),
+}
+DRIVER = {
+    "client": {"eval", "evalsha", "eval_ro", "evalsha_ro", "xread", "ping", "multi"},  # PING: timeslice hold
+    "agent": {"eval", "evalsha", "eval_ro", "evalsha_ro", "xread", "ping", "multi", "unwatch"},
+    "coordinator": {"eval", "evalsha", "eval_ro", "evalsha_ro", "xread", "ping"},
+    "viewer": {"eval_ro", "evalsha_ro"},
+    "operator": {"eval", "evalsha", "eval_ro", "evalsha_ro"},
+}
+
+
+def test_every_verb_is_somebodys() -> None:
+    """A new script shows up here, and with it the commands that its callers need."""
+    assert set.union(*CALLS.values()) == set(VERBS)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_table_has_what_the_sources_send_and_nothing_more(role: str) -> None:
+    """A command that a script or a module begins or ceases to send must be entered or taken out."""
+    allowed = {command for rule in ROLES[role] for command in rule.commands.split()}
+    verbs = set[str]().union(*(commands_of_verb(verb) for verb in CALLS[role]))
+    # Without pipelines' EXEC: those of a cluster or outside of a transaction send none.
+    sent = (verbs | plain_commands(*SENDS[role]) | DRIVER[role]) - {"exec", "keys"}
+    assert allowed - {"exec"} == sent
