@@ -65,7 +65,7 @@ async def test_a_node_that_left_leaves_nothing_behind(rig: Rig) -> None:
     async with rig.agent(leave=True):
         await until(lambda: client.exists(keys.commands("pod-1")), "orders are read")
         assert await client.ttl(keys.node_state("pod-1")) > 0
-    assert await client.sismember(keys.nodes, "pod-1") == 0  # type: ignore[misc]
+    assert await client.sismember(keys.nodes, "pod-1") == 0
     assert await client.exists(keys.node_state("pod-1"), keys.commands("pod-1")) == 0
 
 

@@ -72,8 +72,8 @@ def run(
 def table(report: GrowthReport) -> Table:
     """The report for people."""
     title = (
-        f"{report.swaps} swaps by {report.jobs} jobs, {report.holds} lock-only holds and {report.timeouts} waiters that "
-        f"gave up, in {report.seconds:.0f} s (emulated device)"
+        f"{report.swaps} swaps by {report.jobs} jobs, {report.holds} lock-only holds and {report.timeouts} waiters "
+        f"that gave up, in {report.seconds:.0f} s (emulated device)"
     )
     found = Table("measured", "first", "second quarter", "last quarter", "most", "", title=title, title_justify="left")
     for each in report.series:
@@ -205,7 +205,9 @@ class _Soak:
         tag, brace, leaf = key.removeprefix(f"{self._keys.prefix}:").partition("}:")
         return f"{tag}{brace}{leaf}" if tag in ours or not leaf else f"others:{leaf.partition(':')[0]}"
 
-    def _part(self, role: str, name: str, groups: Sequence[str], *, folder: Path = Path(), home: Path | None = None) -> _Part:
+    def _part(
+        self, role: str, name: str, groups: Sequence[str], *, folder: Path = Path(), home: Path | None = None
+    ) -> _Part:
         spec = Spec(url=self._server.url, name=name, groups=tuple(groups), folder=folder, homes=self._homes)
         part = _Part(role, spec, self._folder, TIMESLICE_RUNTIME_DIR=str(home or self._folder))
         self._stack.callback(part.close)

@@ -147,9 +147,9 @@ def _live(spec: Spec, group: str, job: str, node: str, line: socket.socket) -> N
             if state is None:
                 state = arena.allocate(SIZE)
                 state[: len(job)] = job.encode()
-            if bytes(state[: len(job)]).decode() != job:
-                raise TimeSliceError(f"job {job} found {bytes(state[:64])!r} in its memory")
-            line.sendall(b"swapped" if lease.grant.swap_s else b"in")
+            found = bytes(state[: len(job)])
+            entered = b"swapped" if lease.grant.swap_s else b"in"
+            line.sendall(entered if found == job.encode() else b"that other state is in its memory: " + found)
             word = line.recv(64)
             client.yield_(lease)
             if word != b"yield" or line.recv(64) != b"again":
