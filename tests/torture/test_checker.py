@@ -1,4 +1,4 @@
-"""Waiting, content, ends and recovery: right histories, and some that break just that rule."""
+"""Waiting, content, ends, leases and recovery: right histories, and some that break just that rule."""
 
 from __future__ import annotations
 
@@ -79,6 +79,35 @@ def touched_what_was_moved_away() -> Tale:
 def a_coordinator_fell_over() -> Tale:
     tale = Tale()
     tale.died("c.1", 1)
+    return tale
+
+
+@good
+def lost_while_it_was_cut_off() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.heals(tale.fault("cut"))
+    tale.wait(4)
+    tale.loses("a.1")
+    return tale
+
+
+@breaks("leases")
+def lost_for_nothing() -> Tale:
+    tale = Tale()
+    tale.fault("stop", "agent.1")
+    tale.fault("stop", "b.1")
+    tale.enters("a.1")
+    tale.loses("a.1")
+    return tale
+
+
+@breaks("leases")
+def lost_by_a_clock_step() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.fault("clock")
+    tale.loses("a.1")
     return tale
 
 

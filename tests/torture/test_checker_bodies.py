@@ -137,6 +137,7 @@ def runs_on_after_its_lease() -> Tale:
 def a_lock_only_lease_ends_on_both_sides() -> Tale:
     tale = Tale(lock_only=True)
     tale.enters("a.1")
+    tale.heals(tale.fault("cut"))
     tale.enters("b.1")
     tale.loses("a.1")
     return tale
@@ -146,6 +147,7 @@ def a_lock_only_lease_ends_on_both_sides() -> Tale:
 def a_lock_only_lease_ends_too_late() -> Tale:
     tale = Tale(lock_only=True)
     tale.enters("a.1")
+    tale.heals(tale.fault("cut"))
     tale.enters("b.1")
     tale.wait(0.6)
     tale.loses("a.1")
@@ -239,6 +241,7 @@ def stopped_between_grant_and_entry() -> Tale:
 @good
 def entered_late_for_it_waited_for_a_second_group() -> Tale:
     tale = Tale()
+    tale.heals(tale.fault("cut"))
     tale.asks("a.1")
     tale.enters("b.1", token=7)
     tale.leaves("b.1")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from timeslice.torture.checks.content import wrong_content
 from timeslice.torture.checks.deaths import unmeant_ends
+from timeslice.torture.checks.leases import lost_for_nothing
 from timeslice.torture.checks.order import overtaken
 from timeslice.torture.checks.overlap import overlaps
 from timeslice.torture.checks.recovery import late_recoveries, recoveries
@@ -32,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     moved_holders,
     overtaken,
     lost_waiters,
+    lost_for_nothing,
     wrong_content,
     late_recoveries,
     unmeant_ends,

@@ -1,0 +1,233 @@
+"""The product with one mistake in it, to see whether a torture run notices: the checker is checked.
+
+A mutant is applied from outside, in the processes of a run and before they begin: the text of Lua scripts is replaced
+where it is read, Python functions are. No installation can be mutated by a setting, for the product has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from timeslice.agent import executor, fencing, steps
+from timeslice.errors import StaleCommandError, UsageError
+from timeslice.locks import flows, loader
+from timeslice.locks.scripts import Renewed
+from timeslice.models import Residency
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A piece of a Lua file, which must be there exactly once, and what is put in its place."""
+
+    file: str  # its name in lua/ or lua/include/
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake. ``rules`` of the checker of which one has to notice it."""
+
+    mistake: str
+    rules: frozenset[str]
+    edits: Sequence[Edit] = ()
+    patch: Callable[[], None] | None = None
+
+
+def apply(name: str) -> None:
+    """Make this process a mutant. UsageError for an unknown name; AssertionError when the product has changed so that
+    the mutant would be none."""
+    if name not in MUTANTS:
+        raise UsageError(f"no mutant {name!r}; there are: {', '.join(NAMES)}")
+    mutant = MUTANTS[name]
+    if mutant.edits:
+        _edit_scripts(mutant.edits)
+    if mutant.patch:
+        mutant.patch()
+
+
+class _Edited:
+    """A folder or file of Lua as `loader` sees it, with the edits made."""
+
+    def __init__(self, place: Traversable, edits: Sequence[Edit]) -> None:
+        self._place, self._edits = place, edits
+
+    def __truediv__(self, name: str) -> _Edited:
+        return _Edited(self._place / name, self._edits)
+
+    def read_text(self) -> str:
+        text = self._place.read_text()
+        for edit in self._edits:
+            if edit.file == self._place.name:
+                assert text.count(edit.old) == 1, f"{edit.file} has no longer, or more than once: {edit.old}"
+                text = text.replace(edit.old, edit.new)
+        return text
+
+
+class _Resources:
+    """Stands for ``importlib.resources`` in the loader."""
+
+    def __init__(self, edits: Sequence[Edit]) -> None:
+        self._edits = edits
+
+    def files(self, package: str) -> _Edited:
+        return _Edited(resources.files(package), self._edits)
+
+
+def _edit_scripts(edits: Sequence[Edit]) -> None:
+    edited = _Resources(edits)
+    for folder in ("", "include"):
+        for place in (resources.files("timeslice.locks") / "lua" / folder).iterdir():
+            if place.name in {edit.file for edit in edits}:
+                (edited.files("timeslice.locks") / "lua" / folder / place.name).read_text()  # finds out now, not later
+    vars(loader)["resources"] = edited
+    loader.load.cache_clear()
+
+
+def _no_fencing() -> None:
+    """The agent takes every order, however old, and carries it out whatever the group says to it."""
+    fencing.check = lambda *_: None
+    insist = executor.Executor._insist  # noqa: SLF001
+
+    async def act_anyway(self: executor.Executor, call: Any) -> Any:
+        try:
+            return await insist(self, call)
+        except StaleCommandError:
+            return 20_000  # ms left
+
+    executor.Executor._insist = act_anyway  # type: ignore[method-assign] # noqa: SLF001
+
+
+def _dropped_restore() -> None:
+    restore = steps.Steps._restore  # noqa: SLF001
+
+    async def say_done(self: steps.Steps, job: Any, deadline: Any) -> Any:
+        if job.probe.state is Residency.SUSPENDED:
+            return job.seen().model_copy(update={"state": Residency.RESIDENT})
+        return await restore(self, job, deadline)
+
+    steps.Steps._restore = say_done  # type: ignore[method-assign] # noqa: SLF001
+
+
+def _no_confirmation() -> None:
+    """The client begins its body at the word of the stream; the script takes the grant for confirmed."""
+    acquire = flows.acquire
+
+    def believe(*args: Any, **options: Any) -> Any:
+        flow = acquire(*args, **options)
+        answer: Any = None
+        while True:
+            try:
+                op = flow.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            script = getattr(getattr(op, "script", None), "name", "")
+            answer = Renewed(0, 0) if script == "renew" else (yield op)
+
+    flows.acquire = believe
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    "no-fencing": Mutant(
+        "agents carry out orders that are refused, or older than what they have seen",
+        frozenset({"touched", "restored", "resident"}),
+        patch=_no_fencing,
+    ),
+    "early-grant": Mutant(
+        "the grant is given when the swap should begin, not when it has ended",
+        frozenset({"resident", "restored"}),
+        [
+            Edit(
+                "advance.lua",
+                "return start_swap(waiter, S.evict == record.job and '' or record.job)",
+                "return grant(waiter, record, 'restored', 0, caller)",
+            )
+        ],
+    ),
+    "lost-wake-up": Mutant(
+        "a waiter is not told of its grant, neither by its stream nor when it asks again",
+        frozenset({"waiting"}),
+        [
+            Edit(
+                "lease.lua",
+                "redis.call('XADD', key, '*', 'kind', 'grant',",
+                "redis.call('XADD', key, '*', 'kind', 'poke',",
+            ),
+            Edit(
+                "acquire.lua",
+                "grant(waiter, record, how, 0, waiter)",
+                "grant(waiter, record, how, 0, waiter)\n    S.told = true",
+            ),
+            Edit(
+                "acquire.lua",
+                "if S.lease_id == waiter then\n  return",
+                "if S.lease_id == waiter and S.told then\n  return",
+            ),
+            Edit(
+                "acquire.lua",
+                "digits(tonumber(redis.call('ZSCORE', queue_key, waiter)))",
+                "digits(tonumber(redis.call('ZSCORE', queue_key, waiter) or 0))",
+            ),
+        ],
+    ),
+    "last-in-first-out": Mutant(
+        "who came last is served first",
+        frozenset({"order"}),
+        [
+            Edit(
+                "advance.lua",
+                "redis.call('ZRANGE', queue_key, from, from + 15)",
+                "redis.call('ZREVRANGE', queue_key, from, from + 15)",
+            )
+        ],
+    ),
+    "dropped-restore": Mutant(
+        "agents say that a job is back without bringing it back", frozenset({"restored"}), patch=_dropped_restore
+    ),
+    "no-confirmation": Mutant(
+        "a grant counts, and a body begins, before its waiter has confirmed it",
+        frozenset({"overlap", "resident"}),
+        [
+            Edit("lease.lua", "set('confirmed', direct and '1' or '0')", "set('confirmed', '1')"),
+            Edit("lease.lua", "  if direct then\n    set('deadline_ms'", "  if true then\n    set('deadline_ms'"),
+        ],
+        _no_confirmation,
+    ),
+    "no-reclaim": Mutant(
+        "when a holder's lease expires its state is taken for gone, not proved out",
+        frozenset({"resident"}),
+        [
+            Edit(
+                "lease.lua",
+                "      set('evict', job)",
+                "      redis.call('HDEL', jobs_key, job .. '/residency')\n"
+                "      for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do\n"
+                "        redis.call('HDEL', members_key, node .. '/' .. job .. '/state')\n"
+                "      end",
+            )
+        ],
+    ),
+    "early-expiry": Mutant(
+        "after a clock step deadlines stand as they were",
+        frozenset({"leases", "overlap"}),
+        [Edit("group.lua", "    rebase()\n", "")],
+    ),
+    "reused-tokens": Mutant(
+        "after data loss numbers begin again where the server stands",
+        frozenset({"tokens"}),
+        [
+            Edit("group.lua", "set('counter', math.max(S.counter + 1, now))", "set('counter', S.counter + 1)"),
+            Edit("group.lua", "  if floor > S.counter then\n    note_loss()\n  end\n", ""),
+        ],
+    ),
+    "no-exclusion": Mutant(
+        "a group that is held is granted again",
+        frozenset({"overlap"}),
+        [Edit("advance.lua", "return S.lease_id ~= '' or S.swap_id ~= 0", "return S.swap_id ~= 0")],
+    ),
+}
+NAMES = tuple(MUTANTS)
