@@ -12,6 +12,9 @@ from timeslice.torture.stage import TOPOLOGIES, Topology
 FIRST_AT_S = 1.5
 GAP_S = (1.5, 3.1)  # between two faults
 TAIL_S = 1.0  # before the end there is no new one
+# After data loss nobody is granted for a lease, half a minute. Rare, so that the other faults meet traffic.
+LOSSES = frozenset({"flush", "wipe"})
+LOSS_GAP_S = 80.0
 
 _ALONE: frozenset[Topology] = frozenset({"standalone"})
 _ALL: frozenset[Topology] = frozenset(TOPOLOGIES)
@@ -45,8 +48,8 @@ KINDS: Mapping[str, Kind] = {
     "pause": Kind(2, "server", (0.3, 3)),
     "forget": Kind(2, "server"),
     "full": Kind(3, "server", (0.5, 4)),
-    "flush": Kind(3, "server", where=_ALONE),
-    "wipe": Kind(2, "server", (0.2, 2), where=_ALONE),
+    "flush": Kind(6, "server", where=_ALONE),
+    "wipe": Kind(6, "server", (0.2, 2), where=_ALONE),
     "clock": Kind(3, "server", (2, 6), where=_ALONE, extra=(-3600, 3600)),
     "cut": Kind(4, "link", (0.2, 7), where=_ALONE),
     "stall": Kind(3, "link", (0.3, 8), where=_ALONE),
@@ -87,12 +90,13 @@ def schedule(seed: int, seconds: float, topology: Topology, kinds: Collection[st
     rng = random.Random(f"{seed}/{topology}")  # noqa: S311 - a schedule needs no secrecy
     busy: dict[str, list[float]] = {}  # victim -> when the faults done to such end
     planned: list[Planned] = []
-    now = FIRST_AT_S
+    now, lost_at = FIRST_AT_S, -LOSS_GAP_S / 2
     while now < seconds - TAIL_S:
         free = [
             name
             for name, kind in usable.items()
             if sum(end > now for end in busy.get(kind.victim, ())) < _TOGETHER[kind.victim]
+            and (name not in LOSSES or now > lost_at + LOSS_GAP_S)
         ]
         # Drawn in any case, so that a narrowed schedule keeps its times.
         draws = (rng.random(), rng.random(), rng.random(), rng.random())
@@ -101,6 +105,7 @@ def schedule(seed: int, seconds: float, topology: Topology, kinds: Collection[st
             kind = usable[name]
             lasts = _between(kind.lasts, draws[0])
             busy.setdefault(kind.victim, []).append(now + lasts)
+            lost_at = now if name in LOSSES else lost_at
             planned.append(
                 Planned(
                     id=len(planned) + 1,

@@ -1,0 +1,141 @@
+"""Whole torture runs, through the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import NeedsTool
+
+LINE = [sys.executable, "-m", "timeslice", "torture"]
+DEADLINE_S = 110.0
+
+
+def torture(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, report and messages of a run."""
+    report = folder / "report.json"
+    done = subprocess.run(
+        [*LINE, "--json", str(report), "--keep", str(folder / "history"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    told: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+    return done.returncode, told, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_standalone(seed: int, tmp_path: Path) -> None:
+    """Under faults of every kind nothing that was promised breaks, and the jobs go on."""
+    code, told, messages = torture(tmp_path, "--seconds", "20", "--seed", str(seed))
+    assert (code, told.get("violations")) == (0, []), messages
+    assert told["device"] == "emulated"
+    assert told["faults"] >= 5
+    assert told["grants"] >= 20
+    assert told["swaps"] >= 5
+    assert told["bytes_moved"] > 0
+    assert sum(told["faults_by_kind"].values()) == told["faults"]
+    assert told["grown"]["keys"]["last"] > 0
+    assert Path(told["history"]).is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["sentinel", "cluster"])
+def test_many_servers(topology: str, tmp_path: Path, needs_tool: NeedsTool) -> None:
+    """The same over servers that fail over to each other."""
+    needs_tool("redis-server")
+    code, told, messages = torture(tmp_path, "--seconds", "15", "--seed", "1", "--topology", topology)
+    assert (code, told.get("violations")) == (0, []), messages
+    assert told["topology"] == topology
+    assert told["faults"] >= 4
+    assert told["grants"] >= 15
+    assert told["swaps"] >= 4
+
+
+@pytest.mark.slow
+def test_interrupted_and_judged_again(tmp_path: Path) -> None:
+    """Ctrl-C ends a run with a report of what there is; the saved history is judged to the same end."""
+    report = tmp_path / "report.json"
+    arguments = ["--seconds", "60", "--seed", "5", "--faults", "kill-job", "--json", str(report)]
+    with subprocess.Popen(
+        [*LINE, *arguments, "--keep", str(tmp_path / "history")], stderr=subprocess.PIPE, text=True
+    ) as run:
+        _await_fault(tmp_path / "history" / "parts" / "run.jsonl")
+        run.send_signal(signal.SIGINT)
+        _, messages = run.communicate(timeout=30)
+    assert run.returncode == 0, messages
+    assert "interrupted" in messages
+    told = json.loads(report.read_text())
+    assert (told["faults_by_kind"], told["violations"]) == ({"kill-job": told["faults"]}, [])
+    again = tmp_path / "again.json"
+    subprocess.run([*LINE, "--check", str(tmp_path / "history"), "--json", str(again)], check=True, timeout=30)
+    assert json.loads(again.read_text()) == told
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
+    """Whatever a run started, stopped processes and mounts included, is gone soon after a kill -9 of the run."""
+    arguments = ["--seconds", "60", "--seed", "5", "--faults", "stop-job", "--keep", str(tmp_path / "history")]
+    with subprocess.Popen([*LINE, *arguments], stderr=subprocess.DEVNULL) as run:
+        _await_fault(tmp_path / "history" / "parts" / "run.jsonl")
+        started = _processes_with(str(tmp_path))
+        assert started
+        run.kill()
+        run.wait()
+    until = time.monotonic() + 20
+    while left := _processes_with(str(tmp_path)) | {line for line in _mounts() if "/tst-" in line} - _MOUNTS_BEFORE:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    """A wrong name of a fault, a folder that is in use and a file that is no history are told at once."""
+    code, _, messages = torture(tmp_path, "--faults", "boom")
+    assert code == 2
+    assert "no such kind of fault: boom" in messages
+    (tmp_path / "history").mkdir()
+    (tmp_path / "history" / "old").touch()
+    code, _, messages = torture(tmp_path)
+    assert code == 2
+    assert "is not empty" in messages
+    code, _, messages = torture(tmp_path, "--check", str(tmp_path / "history" / "old"))
+    assert code == 2
+    assert "has no history of a torture run" in messages
+
+
+def _mounts() -> set[str]:
+    return set(Path("/proc/self/mounts").read_text().splitlines())
+
+
+_MOUNTS_BEFORE = _mounts()
+
+
+def _await_fault(part: Path) -> None:
+    until = time.monotonic() + 60
+    while not (part.exists() and '"kind":"fault"' in part.read_text()):
+        assert time.monotonic() < until, "no fault came"
+        time.sleep(0.05)
+
+
+def _processes_with(word: str) -> set[str]:
+    """Command lines of living processes that name ``word``, and ours aside."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue  # it has just ended
+            if word in line:
+                found.add(f"{entry.name}: {line}")
+    return found
