@@ -111,10 +111,11 @@ class Rig:
         assert process.stdout.readline() == "ready\n"
         return process
 
-    def spawn(self, code: str = SLEEPER, *arguments: str) -> subprocess.Popen[str]:
-        """A process that takes part in the jobs a to d; returns when it has printed its first line."""
+    def spawn(self, code: str = SLEEPER, *arguments: str, job: str = "") -> subprocess.Popen[str]:
+        """A process that takes part in ``job``, or in the jobs a to d; returns when it has printed its first line."""
         line = [sys.executable, "-c", code, *arguments]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pass_fds": shows(*"abcd")}
+        shown = shows(*([job] if job else "abcd"))
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pass_fds": shown}
         process = subprocess.Popen(line, text=True, **pipes)
         self.processes.append(process)
         assert process.stdout is not None
@@ -140,7 +141,7 @@ class Rig:
 
     async def job(self, name: str, size: int = 0) -> subprocess.Popen[str]:
         """A registered job with a process of its own, and ``size`` on the fake device."""
-        process = self.spawn()
+        process = self.spawn(job=name)
         await self.register(self.target(name, process.pid))
         if size:
             self.fake.load(name, size)
