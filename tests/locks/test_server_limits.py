@@ -15,7 +15,8 @@ from tests.locks.lab import Lab
 from tests.locks.test_headers import VERBS
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks import scripts
-from timeslice.locks.connection import connect, is_transient
+from timeslice.locks.connection import connect
+from timeslice.locks.faults import is_transient
 from timeslice.locks.scripts import Call, Exited, Granted, Observed, Renewed, Yielded
 
 
@@ -68,8 +69,7 @@ def restricted(either: EmbeddedServer, prefix: str) -> Iterator[Lab]:
     keys = [key for key in lab.group.all if not key.endswith(":grant:")]
     patterns = [f"~{key}" for key in keys] + [f"~{lab.group.grant('*')}"]
     lab.redis.execute_command("ACL", "SETUSER", user, "on", ">pw", "+@all", *patterns)  # type: ignore[no-untyped-call]
-    admin, lab.redis = lab.redis, connect(either.url, single=True)
-    lab.redis.execute_command("AUTH", user, "pw")  # type: ignore[no-untyped-call]
+    admin, lab.redis = lab.redis, connect(either.url.replace("://", f"://{user}:pw@"))
     yield lab
     lab.redis.close()
     admin.execute_command("ACL", "DELUSER", user)  # type: ignore[no-untyped-call]

@@ -70,14 +70,9 @@ class StreamChannel(Channel):
         raise TimeoutError(f"job {job}: process {process} did not answer {command.action} within {deadline_s:g} s")
 
     async def _send(self, key: str, command: ChannelCommand) -> str:
-        async def attempt() -> str:
-            async with self._driver.client.pipeline(transaction=True) as pipeline:
-                fields: dict[bytes | str, bytes | str] = {"kind": "command", "body": command.model_dump_json()}
-                pipeline.xadd(key, fields, maxlen=KEPT, approximate=True)  # type: ignore[arg-type]
-                pipeline.expire(key, KEEP_S)
-                return text((await pipeline.execute())[0])
-
-        return await self._driver.retry(attempt)
+        entry = ("XADD", key, "MAXLEN", "~", KEPT, "*", "kind", "command", "body", command.model_dump_json())
+        sent, _ = await self._driver.pipe([entry, ("EXPIRE", key, KEEP_S)])
+        return text(sent)
 
 
 def _answer(entries: Entries, command_id: str, key: str) -> ChannelAnswer | None:

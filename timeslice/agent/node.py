@@ -9,21 +9,19 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-
-import redis
 
 import timeslice
 from timeslice.agent.calling import Deadline
 from timeslice.agent.group import Scope
 from timeslice.agent.memory import HostMemory, mem_available
 from timeslice.agent.presence import MEASURE_S
-from timeslice.errors import BackendError, RedisUnreachableError, RefusedError, TimeSliceError, UsageError
+from timeslice.errors import BackendError, RefusedError, TimeSliceError, UsageError
+from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
-from timeslice.locks.scripts import text
 
 log = logging.getLogger("timeslice.agent")
 
@@ -95,9 +93,7 @@ class NodeRecord:
 
     async def beat(self, scopes: Mapping[str, Scope], host: HostMemory, facts: Mapping[str, str]) -> None:
         """Write the record and repeat the indexes."""
-        client = self._driver.client
-        await self._driver.retry(lambda: client.sadd(self._keys.nodes, self._node))
-        await self._driver.retry(lambda: client.sadd(self._keys.groups, *scopes))
+        await self._driver.pipe([("SADD", self._keys.nodes, self._node), ("SADD", self._keys.groups, *scopes)])
         overdue = {name: scope.caller.overdue for name, scope in scopes.items() if scope.caller.overdue}
         memory = {
             "available_bytes": mem_available(),
@@ -114,62 +110,15 @@ class NodeRecord:
         if self._beating:
             await asyncio.wait({self._beating})
 
-        async def attempt() -> bool:
-            async with self._driver.client.pipeline(transaction=True) as pipeline:
-                await pipeline.watch(self._key)
-                if text(await pipeline.hget(self._key, "instance") or "") != self._instance:
-                    return False
-                pipeline.multi()  # type: ignore[no-untyped-call]
-                if left:
-                    pipeline.delete(self._key, self._commands)
-                else:
-                    pipeline.hset(self._key, "instance_until_ms", "0")
-                await pipeline.execute()
-                return True
-
-        if await self._optimistic(attempt) and left:
-            await self._driver.retry(lambda: self._driver.client.srem(self._keys.nodes, self._node))
+        if await self._driver.run(scripts.leave_node(self._keys, self._node, self._instance, left=left)) and left:
+            await self._driver.pipe([("SREM", self._keys.nodes, self._node)])
 
     async def _take(self, fields: Mapping[str, str]) -> dict[str, str] | None:
         """Take or renew the instance lease and write ``fields``; else the record of who has it."""
-
-        async def attempt() -> dict[str, str] | None:
-            async with self._driver.client.pipeline(transaction=True) as pipeline:
-                await pipeline.watch(self._key)
-                record = {text(k): text(v) for k, v in (await pipeline.hgetall(self._key)).items()}
-                stamp = await self._driver.client.time()
-                now = int(stamp[0]) * 1000 + int(stamp[1]) // 1000
-                until = int(record.get("instance_until_ms") or 0)
-                # A lease far in the future was written before the clock stepped back.
-                if record.get("instance") != self._instance and now < until <= now + 2 * self._ttl_ms:
-                    return record
-                pipeline.multi()  # type: ignore[no-untyped-call]
-                pipeline.hset(self._key, mapping=self._fields(now) | dict(fields))
-                pipeline.expire(self._key, KEEP_S)
-                pipeline.expire(self._commands, KEEP_S)  # orders to a node that is silent for so long are void
-                await pipeline.execute()
-                return None
-
-        return await self._optimistic(attempt)
-
-    async def _optimistic(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Run a transaction again for as long as somebody else writes the record between its two halves."""
-        while True:
-            try:
-                return await self._driver.retry(attempt)
-            except RedisUnreachableError as error:
-                if not isinstance(error.__cause__, redis.exceptions.WatchError):
-                    raise
-
-    def _fields(self, now: int) -> dict[Any, Any]:
-        return {
-            "heartbeat_at_ms": now,
-            "instance": self._instance,
-            "instance_until_ms": now + self._ttl_ms,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "version": timeslice.__version__,
-        }
+        facts = {"host": socket.gethostname(), "pid": str(os.getpid()), "version": timeslice.__version__}
+        return await self._driver.run(
+            scripts.take_node(self._keys, self._node, self._instance, self._ttl_ms, KEEP_S, {**facts, **fields})
+        )
 
     def _taken(self, other: Mapping[str, str]) -> RefusedError:
         return RefusedError(

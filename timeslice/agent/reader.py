@@ -10,8 +10,8 @@ import redis
 
 from timeslice.agent.executor import Executor
 from timeslice.errors import RedisUnreachableError
-from timeslice.locks.connection import connect_async, is_transient
-from timeslice.locks.drivers import AsyncDriver
+from timeslice.locks.drivers import BLOCK_S, AsyncDriver
+from timeslice.locks.faults import SERVER_ERRORS, is_transient
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
 from timeslice.models import Command, read_wire
@@ -20,7 +20,6 @@ log = logging.getLogger("timeslice.agent")
 
 CONSUMER_GROUP = "agent"
 BATCH = 32
-BLOCK_S = 3.0  # with the margin well below the time in which an order must be taken
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
@@ -36,36 +35,31 @@ class CommandReader:
         """Read for ever. After any fault what is pending is read again: a reply may have been lost."""
         pause = _FIRST_PAUSE_S
         while True:
-            client = connect_async(self._driver.url, block_s=BLOCK_S, single=True)
             try:
-                await self._create_group(client)
-                async for _ in self._batches(client):
+                await self._create_group()
+                async for _ in self._batches():
                     pause = _FIRST_PAUSE_S
-            except (redis.exceptions.RedisError, RedisUnreachableError, OSError) as error:
+            except (*SERVER_ERRORS, RedisUnreachableError) as error:
                 if not _passes(error):
                     log.error("orders of node %s can't be read, trying on: %s", self._node, error)
-            finally:
-                await client.aclose()
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    async def _create_group(self, client: redis.asyncio.Redis) -> None:
+    async def _create_group(self) -> None:
         try:
             # From 0, never $: what was ordered before the group was there counts.
-            await client.xgroup_create(self._stream, CONSUMER_GROUP, id="0", mkstream=True)
+            await self._driver.block(self._stream, ("XGROUP CREATE", self._stream, CONSUMER_GROUP, "0", "MKSTREAM"))
         except redis.exceptions.ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
 
-    async def _batches(self, client: redis.asyncio.Redis) -> AsyncIterator[None]:
+    async def _batches(self) -> AsyncIterator[None]:
         """Hands out what is pending, then what is new; yields after each answer of the server."""
         after = "0"
         while True:
-            block = ["BLOCK", int(BLOCK_S * 1000)] if after == ">" else []
-            reply = await client.execute_command(  # type: ignore[no-untyped-call]
-                *("XREADGROUP", "GROUP", CONSUMER_GROUP, self._node, "COUNT", BATCH, *block),
-                *("STREAMS", self._stream, after),
-            )
+            block: list[str | int] = ["BLOCK", int(BLOCK_S * 1000)] if after == ">" else []
+            read = ("XREADGROUP", "GROUP", CONSUMER_GROUP, self._node, "COUNT", BATCH, *block)
+            reply = await self._driver.block(self._stream, (*read, "STREAMS", self._stream, after))
             entries = reply[0][1] if reply else []
             for entry_id, fields in entries:
                 await self._hand_out(text(entry_id), fields)
@@ -107,13 +101,7 @@ class CommandReader:
         executor.submit(command, done)
 
     async def _finish(self, entry_id: str) -> None:
-        async def attempt() -> None:
-            async with self._driver.client.pipeline(transaction=True) as pipeline:
-                pipeline.xack(self._stream, CONSUMER_GROUP, entry_id)
-                pipeline.xdel(self._stream, entry_id)
-                await pipeline.execute()
-
-        await self._driver.retry(attempt)
+        await self._driver.pipe([("XACK", self._stream, CONSUMER_GROUP, entry_id), ("XDEL", self._stream, entry_id)])
 
 
 def _passes(error: Exception) -> bool:

@@ -74,13 +74,7 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         await self.close()
 
     async def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
-        async def attempt() -> Any:
-            async with self.driver.client.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return await pipeline.execute()
-
-        return await self.driver.retry(attempt, deadline_s=deadline_s)
+        return await self.driver.pipe(commands, deadline_s=deadline_s)
 
     def _taker(self) -> object:
         return asyncio.current_task()

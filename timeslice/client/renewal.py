@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from timeslice.client.identity import registration
 from timeslice.errors import TimeSliceError
-from timeslice.locks.connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S
+from timeslice.locks.connection import REPLY_TIMEOUT_S
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.flows import PATIENCE_S
 from timeslice.locks.keys import GroupKeys
@@ -196,12 +196,7 @@ class Renewer:
         if self._driver is None or self._driver_reply_s != self._reply_s:
             if self._driver:
                 self._driver.close()
-            self._driver, self._driver_reply_s = SyncDriver(self._url), self._reply_s
-            limits = {
-                "socket_timeout": self._reply_s,
-                "socket_connect_timeout": min(self._reply_s, CONNECT_TIMEOUT_S),
-            }
-            self._driver.client.connection_pool.connection_kwargs.update(limits)
+            self._driver, self._driver_reply_s = SyncDriver(self._url, reply_s=self._reply_s), self._reply_s
         return self._driver
 
 

@@ -82,13 +82,7 @@ class Client(BaseClient[Lease, SyncDriver]):
         self.close()
 
     def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
-        def attempt() -> Any:
-            with self.driver.client.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
-                return pipeline.execute()
-
-        return self.driver.retry(attempt, deadline_s=deadline_s)
+        return self.driver.pipe(commands, deadline_s=deadline_s)
 
     def _taker(self) -> object:
         return threading.current_thread()

@@ -250,13 +250,8 @@ class Workload:
             )
 
     def _add(self, kind: str, body: str, deadline_s: float) -> None:
-        def attempt() -> None:
-            with self._driver.client.pipeline(transaction=True) as pipeline:
-                pipeline.xadd(self._stream, {"kind": kind, "body": body}, maxlen=_KEPT_ENTRIES, approximate=True)
-                pipeline.expire(self._stream, _KEEP_S)
-                pipeline.execute()
-
-        self._driver.retry(attempt, deadline_s=deadline_s)
+        entry = ("XADD", self._stream, "MAXLEN", "~", _KEPT_ENTRIES, "*", "kind", kind, "body", body)
+        self._driver.pipe([entry, ("EXPIRE", self._stream, _KEEP_S)], deadline_s=deadline_s)
 
 
 def _position(entry_id: str) -> tuple[int, int]:

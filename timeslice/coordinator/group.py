@@ -31,13 +31,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 1.0
 class GroupActor:
     """Drives the swaps of one group for as long as it is ours.
 
-    ``floor`` is the highest counter seen; ``busy`` says that a swap is under way.
+    ``floor`` is the highest counter seen; ``busy`` says that a swap is under way. ``leaving`` has it let the group go
+    between two swaps, however fast they come.
     """
 
     def __init__(
         self, driver: AsyncDriver, keys: Keys, name: str, coordinator: str, lease_ms: int, instance: str = ""
     ) -> None:
-        self.name, self.floor, self.busy = name, 0, False
+        self.name, self.floor, self.busy, self.leaving = name, 0, False, False
         self._driver, self._keys, self._group = driver, keys, keys.group(name)
         self._coordinator, self._instance, self._lease_ms = coordinator, instance, lease_ms
         self._epoch = 0
@@ -64,7 +65,7 @@ class GroupActor:
             self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
     async def release(self, *, idle_only: bool = False) -> bool:
-        """Let the group go, after ``run`` has ended, so that another coordinator may take it at once.
+        """Let the group go, so that another coordinator may take it at once; ``run`` must not go on after that.
 
         False: it is in the middle of a swap, and with ``idle_only`` it stays ours then.
         """
@@ -84,6 +85,9 @@ class GroupActor:
             metrics.BLOCKED.labels(self.name).set(view.phase == "blocked")
             if view.mode != "served":
                 log.info("group %s: no served group any more", self.name)
+                return
+            if self.leaving and await self.release(idle_only=True):
+                log.info("group %s: released, so that each coordinator has its share", self.name)
                 return
             if view.epoch != self._epoch or time.monotonic() >= self._renew_at:
                 if not await self._renew():
@@ -210,14 +214,10 @@ class GroupActor:
             for node in action.nodes
         ]
 
-        async def attempt() -> Any:
-            async with self._driver.client.pipeline(transaction=False) as pipeline:
-                for order in orders:
-                    body = {"body": order.model_dump_json()}
-                    pipeline.xadd(self._keys.commands(order.node), body, maxlen=COMMANDS_KEPT)  # type: ignore[arg-type]
-                return await pipeline.execute()
-
-        await self._driver.retry(attempt)
+        kept = ("MAXLEN", "~", COMMANDS_KEPT)
+        await self._driver.pipe(
+            [("XADD", self._keys.commands(each.node), *kept, "*", "body", each.model_dump_json()) for each in orders]
+        )
         log.debug("group %s: swap %d: %s ordered of %s", self.name, view.swap, action.step, ", ".join(action.nodes))
 
     async def _move(self, action: swap.Move, view: GroupView) -> GroupView:

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from timeslice import metrics
 from timeslice.addresses import redact_url
@@ -62,7 +61,7 @@ async def run_coordinator(
     coordinator = Coordinator(options)
     try:
         await verify_async(coordinator.driver)
-        await coordinator.check_name()
+        await coordinator.sign_on()
         await coordinator.scan()
         if options.metrics_port:
             metrics.serve(options.metrics_port)
@@ -97,6 +96,7 @@ class Coordinator:
         self.options = options
         self.driver = AsyncDriver(options.url)
         self._instance = secrets.token_hex(6)  # what tells us from another coordinator of our name
+        self._signed_on = False
         self._keys = Keys(options.prefix)
         self._actors: dict[str, tuple[GroupActor, asyncio.Task[None]]] = {}
         self._absent: dict[str, float] = {}  # indexed group without a state -> since when (monotonic)
@@ -130,26 +130,26 @@ class Coordinator:
             except Exception:
                 log.exception("looking for groups failed; trying again")
 
-    async def check_name(self) -> None:
-        """Raise RefusedError if another coordinator of our name lives: it renews its registration within a lease.
+    async def sign_on(self) -> None:
+        """Take our name. RefusedError if another coordinator of it lives: it renews its registration within a lease.
 
         One that died a moment ago does not, and after a clean stop there is nothing to wait for.
         """
-        name, client = self.options.name, self.driver.client
+        name, key = self.options.name, self._keys.coordinators
 
-        async def registered() -> tuple[float, int]:
-            seconds, _ = await client.time()
-            return await client.zscore(self._keys.coordinators, name) or 0.0, int(seconds) * 1000
+        async def registered() -> float:
+            return await self.driver.client.zscore(key, name) or 0.0
 
-        first, now_ms = await self.driver.retry(registered)
+        first, now_ms = await self.driver.retry(registered), await self.driver.run(scripts.clock(key))
         until = time.monotonic() + min(first - now_ms, self.options.lease_ms) / 1000
         while time.monotonic() < until:
             await asyncio.sleep(min(SCAN_S, self.options.lease_ms / 3000))
-            if (await self.driver.retry(registered))[0] > first:
+            if await self.driver.retry(registered) > first:
                 raise RefusedError(
                     f"a coordinator named {name} runs already. Give each one a name of its own, or none: the default "
                     "is unique"
                 )
+        self._signed_on = True
 
     async def scan(self) -> None:
         """Register, find the served groups, and own our share of them: not more, and never one that has an owner."""
@@ -157,53 +157,64 @@ class Coordinator:
         share = -(-len(owners) // max(live, 1))
         for name in [name for name in self._actors if name not in owners]:
             await self._stop(name, disown=False)  # deleted: a word about it would bring it back
-        # One that is in the middle of a swap is kept, for it costs most to hand over.
-        idle = [name for name, (actor, _) in self._actors.items() if not actor.busy]
-        for name in idle[: max(len(self._actors) - share, 0)]:
-            await self._hand_over(name, live)
+        # One that is in the middle of a swap costs most to hand over, so it comes last, and only when that has ended.
+        names = sorted(self._actors, key=lambda name: self._actors[name][0].busy)
+        excess = names[: max(len(names) - share, 0)]
+        for name, (actor, _) in list(self._actors.items()):
+            actor.leaving = name in excess
+            if actor.leaving and not actor.busy:
+                await self._hand_over(name)
         for name, owner in sorted(owners.items()):
             free = not owner.name or owner.instance == self._instance or owner.deadline_ms < now_ms
             if not free and owner.name == self.options.name:
                 log.error("group %s: owned by another coordinator named %s; give each its own name", name, owner.name)
-            if free and name not in self._actors and len(self._actors) < share and name not in idle:
+            if free and name not in self._actors and len(self._actors) < share and name not in excess:
                 self._start(name)
         metrics.GROUPS_OWNED.set(len(self._actors))
 
     async def _look(self) -> tuple[int, int, dict[str, _Owner]]:
         """The server's time, how many coordinators live, and of each served group the owner."""
-        options, client = self.options, self.driver.client
-
-        async def register() -> tuple[int, int, list[str]]:
-            seconds, micros = await client.time()
-            now = int(seconds) * 1000 + int(micros) // 1000
-            async with client.pipeline(transaction=False) as pipeline:
-                pipeline.zadd(self._keys.coordinators, {options.name: now + options.lease_ms})
-                pipeline.zremrangebyscore(self._keys.coordinators, "-inf", now - options.lease_ms)
+        options, registered = self.options, self._keys.coordinators
+        now = await self.driver.run(scripts.clock(registered))
+        _, _, live, members = await self.driver.pipe(
+            [
+                ("ZADD", registered, now + options.lease_ms, options.name),
+                ("ZREMRANGEBYSCORE", registered, "-inf", now - options.lease_ms),
                 # Beyond one term lies what was registered before the clock was set back.
-                pipeline.zcount(self._keys.coordinators, now, now + options.lease_ms)
-                pipeline.smembers(self._keys.groups)
-                _, _, live, names = await pipeline.execute()
-            return now, int(live), [name for name in map(scripts.text, names) if _is_name(name)]
-
-        now, live, names = await self.driver.retry(register)
-
+                ("ZCOUNT", registered, now, now + options.lease_ms),
+                ("SMEMBERS", self._keys.groups),
+            ]
+        )
+        names = [name for name in map(scripts.text, members) if _is_name(name)]
         fields = ["mode", "owner", "owner_instance", "owner_deadline_ms", "clock_ms"]
-
-        async def owners() -> Any:
-            async with client.pipeline(transaction=False) as pipeline:
-                for name in names:
-                    pipeline.hmget(self._keys.group(name).state, fields)
-                return await pipeline.execute()
-
         found, absent = {}, []
-        for name, values in zip(names, await self.driver.retry(owners), strict=True):
+        for name, values in (await self._states(names, fields)).items():
             mode, owner, instance, deadline, clock = (scripts.text(value or "") for value in values)
             if mode == "served":
-                found[name] = _Owner(owner, instance, int(deadline) if deadline.isdigit() else 0)
+                found[name] = _Owner(owner, instance, scripts.number(deadline))
             elif not clock:
                 absent.append(name)
         await self._sweep(absent)
-        return now, live, found
+        return now, int(live), found
+
+    async def _states(self, names: list[str], fields: list[str]) -> dict[str, list[Any]]:
+        """These fields of each group's state. One that can't be read, because this user may not or somebody spoilt it,
+        is left out and keeps us from no other."""
+        orders = {name: ("HMGET", self._keys.group(name).state, *fields) for name in names}
+        try:
+            return dict(zip(names, await self.driver.pipe([*orders.values()]), strict=True))
+        except ServerUnsuitableError:
+            pass  # that is about one of them: each alone
+        found, refused = {}, {}
+        for name, order in orders.items():
+            try:
+                (found[name],) = await self.driver.pipe([order])
+            except ServerUnsuitableError as error:
+                refused[name] = str(error)
+                if self._unreadable.get(name) != str(error):
+                    log.warning("group %s: left alone: %s", name, error)
+        self._unreadable = refused
+        return found
 
     async def _sweep(self, absent: list[str]) -> None:
         """Take groups off the index that nobody declared or serves and that have expired. Not at once: the index is
@@ -232,12 +243,12 @@ class Coordinator:
         del self._actors[actor.name]
         metrics.forget(actor.name)
 
-    async def _hand_over(self, name: str, live: int) -> None:
+    async def _hand_over(self, name: str) -> None:
         """Let a group go to another coordinator, unless a swap began since its actor last looked."""
         actor, _ = self._actors[name]
         await self._stop(name, disown=False)
         if await actor.release(idle_only=True):
-            log.info("group %s: released, so that each of %d coordinators has its share", name, live)
+            log.info("group %s: released, so that each coordinator has its share", name)
         else:
             self._start(name)
 
@@ -255,7 +266,8 @@ class Coordinator:
             async with asyncio.timeout(_SIGN_OFF_S):
                 for name in self.owned:
                     await self._stop(name, disown=True)
-                await self.driver.client.zrem(self._keys.coordinators, self.options.name)
+                if self._signed_on:  # else the name is another's
+                    await self.driver.client.zrem(self._keys.coordinators, self.options.name)
         except Exception as error:
             log.warning("could not sign off (%s); the groups are free again in %d ms", error, self.options.lease_ms)
         finally:

@@ -1,61 +1,173 @@
-"""Redis clients as the protocol needs them: no hidden retries, no decoding, one protocol version."""
+"""Redis clients as the protocol needs them: no hidden retries, no decoding, one protocol version.
+
+One server, sentinels or a cluster: redis-py's own client for each. All answer to the same methods, as far as this
+project uses them: plain commands with their keys, one at a time. Pipelines are the drivers' business.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import redis
 import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.sentinel
+import redis.cluster
+import redis.sentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, TimeSliceError, UsageError
+from timeslice.addresses import OVERRIDDEN, Address, parse_url
+from timeslice.errors import UsageError
+from timeslice.locks.sentinels import AsyncSentinels, Sentinels
 
 CONNECT_TIMEOUT_S = 3.0
 REPLY_TIMEOUT_S = 5.0
-_OURS = {
-    *("decode_responses", "protocol", "socket_connect_timeout", "socket_timeout", "retry_on_timeout"),
-    *("health_check_interval", "single_connection_client"),
-}
-BLOCK_MARGIN_S = 10.0  # a blocked read's socket waits this much longer than the server was told to
-
-# Answers that mean "not now": reconnect or wait a little, then ask again. Every call may be repeated. redis-py takes
-# the code off the text of those that have a class.
-_TRANSIENT = (
-    redis.exceptions.ConnectionError,  # also LOADING
-    redis.exceptions.TimeoutError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.ClusterDownError,  # also MASTERDOWN
-    redis.exceptions.TryAgainError,
-    OSError,
-)
-_TRANSIENT_CODES = ("BUSY ", "UNBLOCKED ", "NOREPLICAS ", "MISCONF ")
+SENTINEL_TIMEOUT_S = 1.0  # each: the others know as much
+BLOCK_MARGIN_S = 3.0  # a blocked read's socket waits this much longer than the server was told to
+_UNLIMITED = 2**31
+_FLAGS = ("ssl_check_hostname", "socket_keepalive")
+_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def _with_our_options(url: str) -> str:
-    """The URL without those of redis-py's options that are ours to set; else they would win."""
-    address, mark, query = url.partition("?")
-    kept = [part for part in query.split("&") if part.partition("=")[0] not in _OURS]
-    return address + mark + "&".join(kept)
+def connect(url: str, *, block_s: float = 0.0, reply_s: float = REPLY_TIMEOUT_S) -> redis.Redis:
+    """A client of our own, whatever the caller's own client was told. ``block_s``: the longest blocking read.
+
+    For a cluster it asks at once who has which slot, and raises redis-py's errors when nobody tells.
+    """
+    address = parse_url(url)
+    options = _options(address, block_s, reply_s)
+    match address.kind:
+        case "standalone":
+            return redis.Redis(**_place(address), retry=Retry(NoBackoff(), 0), **options)
+        case "sentinel":
+            return _behind_sentinels(address, options)
+    nodes = [redis.cluster.ClusterNode(*host) for host in address.hosts]  # type: ignore[no-untyped-call]
+    options.pop("db", None)
+    cluster: Any = redis.cluster.RedisCluster(
+        startup_nodes=nodes, retry=Retry(NoBackoff(), 0), require_full_coverage=False, **options
+    )
+    return cluster  # type: ignore[no-any-return]
 
 
-def connect(url: str, *, block_s: float = 0.0, single: bool = False) -> redis.Redis:
-    """A client of our own, whatever the caller's own client was told. ``block_s``: the longest blocking read."""
-    try:
-        return redis.Redis.from_url(
-            _with_our_options(url),
-            decode_responses=False,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=block_s + BLOCK_MARGIN_S if block_s else REPLY_TIMEOUT_S,
-            health_check_interval=0,
-            single_connection_client=single,
-        )
-    except ValueError as error:
-        raise UsageError(f"the Redis URL can't be read: {error}") from error
+def connect_async(url: str, *, block_s: float = 0.0) -> redis.asyncio.Redis:
+    """As ``connect``, for asyncio; nothing is asked before the first command."""
+    address = parse_url(url)
+    options = _options(address, block_s, REPLY_TIMEOUT_S)
+    retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
+    match address.kind:
+        case "standalone":
+            client = redis.asyncio.Redis(**_place(address), retry=retry, **options)
+        case "sentinel":
+            asked = AsyncSentinels(address.hosts, sentinel_kwargs=_sentinel_options(address, options))  # type: ignore[no-untyped-call]
+            client = asked.master_for(address.master, retry=retry, **options)
+        case "cluster":
+            return _cluster_async(address, options)
+    pool = client.connection_pool
+    pool.connection_class = _cancellable(pool.connection_class)
+    return client
+
+
+def _cluster_async(address: Address, options: dict[str, Any]) -> redis.asyncio.Redis:
+    nodes = [redis.asyncio.cluster.ClusterNode(*host) for host in address.hosts]
+    options.pop("db", None)
+    late = {name: options.pop(name) for name in ("ssl_ca_path", "ssl_password") if name in options}
+    cluster: Any = redis.asyncio.RedisCluster(
+        startup_nodes=nodes,
+        retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
+        require_full_coverage=False,
+        reinitialize_steps=0,  # a redirection is no reason to close what others wait on
+        **options,
+    )
+    # Every node that is found later is made with these; the first ones exist already.
+    cluster.connection_kwargs |= late
+    cluster.connection_kwargs["connection_class"] = _cancellable(cluster.connection_kwargs["connection_class"])
+    for node in cluster.startup_nodes:
+        node.connection_class = cluster.connection_kwargs["connection_class"]
+        node.connection_kwargs |= late
+    return cluster  # type: ignore[no-any-return]
+
+
+def _behind_sentinels(address: Address, options: dict[str, Any]) -> redis.Redis:
+    sentinels: Any = Sentinels(address.hosts, sentinel_kwargs=_sentinel_options(address, options))  # type: ignore[no-untyped-call]
+    client: redis.Redis = sentinels.master_for(address.master, retry=Retry(NoBackoff(), 0), **options)
+    pool = client.connection_pool
+    pool.connection_class = type("Connection", (_Disconnecting, pool.connection_class), {})
+    return client
+
+
+def _place(address: Address) -> dict[str, Any]:
+    if address.socket:
+        return {"unix_socket_path": address.socket}
+    ((host, port),) = address.hosts
+    return {"host": host, "port": port}
+
+
+def _options(address: Address, block_s: float, reply_s: float) -> dict[str, Any]:
+    given = {name: value for name, value in address.options if name not in OVERRIDDEN}
+    options: dict[str, Any] = {
+        **{name: value for name, value in given.items() if not name.startswith("sentinel_")},
+        "username": address.username,
+        "password": address.password,
+        "db": address.db or 0,
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_connect_timeout": min(reply_s, CONNECT_TIMEOUT_S),
+        "socket_timeout": block_s + BLOCK_MARGIN_S if block_s else reply_s,
+        "health_check_interval": 0,
+        "driver_info": None,  # to introduce itself is one more right that a user would need, and a round trip
+        # Each waiter blocks a connection: a limit that the user set is for calls.
+        "max_connections": _UNLIMITED if block_s else int(given.get("max_connections", _UNLIMITED)),
+    }
+    for name in _FLAGS:
+        if name in given:
+            if given[name].lower() not in _BOOLEANS:
+                raise UsageError(f"{address.shown}: the option {name} must be true or false, not {given[name]!r}")
+            options[name] = _BOOLEANS[given[name].lower()]
+    if address.tls:
+        _check_files(address, given)
+        options["ssl"] = True
+    return options
+
+
+def _check_files(address: Address, given: dict[str, str]) -> None:
+    for name in _FILES:
+        if name in given:
+            try:
+                with open(given[name], "rb") if name != "ssl_ca_path" else os.scandir(given[name]):  # noqa: PTH123
+                    pass
+            except OSError as error:
+                raise UsageError(
+                    f"{address.shown}: {name} names {given[name]}, which can't be read ({error.strerror})"
+                ) from error
+    if (level := given.get("ssl_cert_reqs", "required")) not in {"none", "optional", "required"}:
+        raise UsageError(f"{address.shown}: ssl_cert_reqs must be none, optional or required, not {level!r}")
+
+
+def _sentinel_options(address: Address, options: dict[str, Any]) -> dict[str, Any]:
+    given = dict(address.options)
+    tls = {name: value for name, value in options.items() if name.startswith("ssl")}
+    limit = min(options["socket_connect_timeout"], SENTINEL_TIMEOUT_S)
+    return tls | {
+        "username": given.get("sentinel_username"),
+        "password": given.get("sentinel_password"),
+        "protocol": 2,
+        "retry": None,
+        "socket_timeout": limit,
+        "socket_connect_timeout": limit,
+    }
+
+
+class _Disconnecting:
+    """Closes after an interrupted read, as all of redis-py's connections do but those behind sentinels: the answer that
+    is still under way would be read by the next one as its own."""
+
+    def read_response(self, disable_decoding: bool = False, **options: Any) -> Any:
+        options["disconnect_on_error"] = True
+        return super().read_response(disable_decoding, **options)  # type: ignore[misc]
 
 
 class _Cancellable:
@@ -73,54 +185,5 @@ class _Cancellable:
             self.socket_timeout = limit
 
 
-def connect_async(url: str, *, block_s: float = 0.0, single: bool = False) -> redis.asyncio.Redis:
-    """As ``connect``, for asyncio."""
-    try:
-        client = redis.asyncio.Redis.from_url(
-            _with_our_options(url),
-            decode_responses=False,
-            protocol=2,
-            retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=block_s + BLOCK_MARGIN_S if block_s else REPLY_TIMEOUT_S,
-            health_check_interval=0,
-            single_connection_client=single,
-        )
-    except ValueError as error:
-        raise UsageError(f"the Redis URL can't be read: {error}") from error
-    pool = client.connection_pool
-    pool.connection_class = type("Connection", (_Cancellable, pool.connection_class), {})
-    return client
-
-
-def is_transient(error: Exception) -> bool:
-    """True if asking again later can help."""
-    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.InvalidResponse):
-        return False
-    return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
-
-
-def explain(error: Exception, where: str) -> TimeSliceError:
-    """Our error for one of redis-py's. ``where`` is the address without its password."""
-    words = str(error).rstrip(".")
-    if where.startswith("unix") and "Permission denied" in words:  # redis-py keeps the text only
-        return RedisUnreachableError(
-            f"the socket at {where} belongs to another user, and you may not open it ({words}). "
-            "Run your own server with: timeslice up; or set TIMESLICE_URL to one that you may use."
-        )
-    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError):
-        return ServerUnsuitableError(f"Redis at {where} refuses these credentials: {words}. Check TIMESLICE_URL.")
-    if isinstance(error, redis.exceptions.InvalidResponse):
-        return ServerUnsuitableError(
-            f"what answers at {where} speaks no Redis. Set TIMESLICE_URL to the Redis server that timeslice uses."
-        )
-    if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return RedisUnreachableError(
-            f"Redis at {where} is full and takes no writes ({words}). Raise maxmemory or remove other data."
-        )
-    if isinstance(error, redis.exceptions.ResponseError) and not is_transient(error):
-        return ServerUnsuitableError(f"Redis at {where} refuses what timeslice sends: {words}. Run: timeslice doctor")
-    return RedisUnreachableError(
-        f"Redis at {where} does not answer ({words}). Is it running, and is the address right? "
-        "Start one for this machine with: timeslice up"
-    )
+def _cancellable(connection_class: type[Any]) -> type[Any]:
+    return type("Connection", (_Cancellable, connection_class), {})

@@ -8,7 +8,8 @@ from functools import cache
 from importlib import resources
 
 _INCLUDE = "-- @include "
-_READS_ONLY = frozenset({"look"})  # called so that the server refuses a write, and a user who may not write may call it
+# Called so that the server refuses a write, and a user who may not write may call it.
+_READS_ONLY = frozenset({"look", "alone/clock"})
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,12 @@ from timeslice.locks.scripts.agent import (
     leave,
     report,
 )
+from timeslice.locks.scripts.alone import clock, leave_node, take_node
 from timeslice.locks.scripts.base import (
     CALL_DEADLINE_S,
     Arg,
     Call,
+    number,
     text,
 )
 from timeslice.locks.scripts.client import (
@@ -92,6 +94,7 @@ __all__ = [
     "ack",
     "acquire",
     "cancel",
+    "clock",
     "configure",
     "delete",
     "disown",
@@ -100,6 +103,8 @@ __all__ = [
     "forget",
     "heartbeat",
     "leave",
+    "leave_node",
+    "number",
     "nudge",
     "own",
     "pause",
@@ -113,6 +118,7 @@ __all__ = [
     "revoke",
     "settle",
     "step",
+    "take_node",
     "text",
     "waits",
     "yield_",

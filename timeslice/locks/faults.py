@@ -1,0 +1,138 @@
+"""What redis-py's errors mean: ask again, or tell the user what to do."""
+
+from __future__ import annotations
+
+import socket
+
+import redis
+import redis.sentinel
+
+from timeslice.addresses import Address, parse_url
+from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, TimeSliceError
+
+# All that a call to a server may raise. redis-py's cluster client has a root of its own.
+SERVER_ERRORS = (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError)
+
+# Answers that mean "not now": reconnect or wait a little, then ask again. Every call may be repeated. redis-py takes
+# the code off the text of those that have a class.
+_TRANSIENT = (
+    redis.exceptions.ConnectionError,  # also LOADING, and that no sentinel knows a master that is up
+    redis.exceptions.TimeoutError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ClusterError,  # also CLUSTERDOWN, MASTERDOWN, and redirections that lead nowhere
+    redis.exceptions.TryAgainError,
+    redis.exceptions.RedisClusterException,  # also slots that nobody serves
+    OSError,
+)
+_TRANSIENT_CODES = ("BUSY ", "UNBLOCKED ", "NOREPLICAS ", "MISCONF ")
+_NEVER = (
+    redis.exceptions.AuthenticationError,
+    redis.exceptions.InvalidResponse,
+    redis.exceptions.CrossSlotTransactionError,
+)
+_TLS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "NO_CERTIFICATE")
+_NO_CLUSTER = "cluster support disabled"
+_REDIS_STARTS = b"+-:$*"  # how every answer of a Redis server begins
+_PROBE_S = 0.3
+
+
+def is_transient(error: BaseException) -> bool:
+    """True if asking again later can help."""
+    error = _root(error)
+    words = str(error)
+    if isinstance(error, _NEVER) or any(word in words for word in _TLS):
+        return False
+    return isinstance(error, _TRANSIENT) or words.startswith(_TRANSIENT_CODES)
+
+
+def _root(error: BaseException) -> BaseException:
+    """The fault behind "the cluster cannot be connected"."""
+    while isinstance(error, redis.exceptions.RedisClusterException):
+        behind = error.__cause__ or error.__context__
+        if not isinstance(behind, SERVER_ERRORS):
+            break
+        error = behind
+    return error
+
+
+def explain(error: BaseException, url: str) -> TimeSliceError:
+    """Our error for one of redis-py's. It may look once more at a server that seems to be none."""
+    address = parse_url(url)
+    error, where = _root(error), address.shown
+    words = str(error).rstrip(".")
+    if address.socket and "Permission denied" in words:  # redis-py keeps the text only
+        return RedisUnreachableError(
+            f"the socket at {where} belongs to another user, and you may not open it ({words}). "
+            "Run your own server with: timeslice up; or set TIMESLICE_URL to one that you may use."
+        )
+    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError):
+        return ServerUnsuitableError(
+            f"Redis at {where} refuses these credentials: {words}. Check TIMESLICE_URL, or TIMESLICE_USERNAME and "
+            "TIMESLICE_PASSWORD."
+        )
+    if any(word in words for word in _TLS):
+        return ServerUnsuitableError(f"no TLS connection to {where}: {words}. {_tls_advice(words)}")
+    if isinstance(error, redis.exceptions.InvalidResponse):
+        return _no_redis(where)
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return RedisUnreachableError(
+            f"Redis at {where} is full and takes no writes ({words}). Raise maxmemory or remove other data."
+        )
+    if isinstance(error, redis.exceptions.ResponseError) and not is_transient(error):
+        return ServerUnsuitableError(_refusal(error, words, address))
+    if any(_answers_otherwise(*host) for host in (address.hosts if not address.tls else ())):
+        return _no_redis(where)
+    return RedisUnreachableError(
+        f"Redis at {where} does not answer ({_shortened(words)}). Is it running, and is the address right? "
+        "Start one for this machine with: timeslice up"
+    )
+
+
+def _refusal(error: BaseException, words: str, address: Address) -> str:
+    hosts = address.shown.partition("://")[2]
+    if isinstance(error, redis.exceptions.AskError) and address.kind != "cluster":  # also MOVED
+        scheme = "rediss+cluster" if address.tls else "redis+cluster"
+        return f"Redis at {address.shown} is a node of a cluster ({words}). Use {scheme}://{hosts}"
+    if _NO_CLUSTER in words:
+        scheme = "rediss" if address.tls else "redis"
+        return f"Redis at {address.shown} is no cluster ({words}). Use {scheme}://{hosts.partition(',')[0]}"
+    if "unknown command" in words and "EVALSHA" in words:
+        return (
+            f"Redis at {address.shown} runs no scripts ({words}). Is it a sentinel? Use redis+sentinel://{hosts}/MASTER"
+        )
+    return f"Redis at {address.shown} refuses what timeslice sends: {words}. Run: timeslice doctor"
+
+
+def _tls_advice(words: str) -> str:
+    if "WRONG_VERSION_NUMBER" in words:
+        return "The port speaks no TLS: use the server's TLS port, or redis:// instead of rediss://"
+    if "CERTIFICATE_VERIFY_FAILED" in words:
+        return "For a private certificate authority add ?ssl_ca_certs=/path/of/ca.pem to the URL"
+    return "The server wants a certificate of yours: add ?ssl_certfile=...&ssl_keyfile=... to the URL"
+
+
+def _shortened(words: str) -> str:
+    """Without redis-py's list of the sentinels' clients, which names each of their options."""
+    return words.partition(" : <")[0]
+
+
+def _no_redis(where: str) -> ServerUnsuitableError:
+    return ServerUnsuitableError(
+        f"what answers at {where} speaks no Redis. Set TIMESLICE_URL to the Redis server that timeslice uses."
+    )
+
+
+def _answers_otherwise(host: str, port: int) -> bool:
+    """Whether something listens there that is no Redis: a gRPC server greets, a web server complains."""
+    try:
+        with socket.create_connection((host, port), timeout=_PROBE_S) as probe:
+            for request in (b"", b"PING\r\n\r\n"):
+                probe.sendall(request)
+                try:
+                    return probe.recv(1) not in (b"", *(bytes([start]) for start in _REDIS_STARTS))
+                except TimeoutError:
+                    continue
+    except OSError:
+        pass
+    return False
