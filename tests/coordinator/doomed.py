@@ -1,6 +1,7 @@
-"""A coordinator that kills itself with SIGKILL at a chosen point of a swap: ``doomed.py URL PREFIX NAME POINT``.
+"""A coordinator that kills or stops itself at a chosen point of a swap: ``doomed.py URL PREFIX NAME POINT [SIGNAL]``.
 
 POINT is ``before VERB`` or ``after VERB``. The verb is a script's name, or ``orders`` with the step that is ordered.
+SIGNAL is SIGKILL, or SIGSTOP: then, once it was continued, it goes on from there and never stops again.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from timeslice.locks.view import GroupView
 LEASE_MS = 600
 
 
-async def main(url: str, prefix: str, name: str, point: str) -> None:
+async def main(url: str, prefix: str, name: str, point: str, number: str = "SIGKILL") -> None:
     def reached(here: str) -> None:
+        nonlocal point
         if here == point:
-            os.kill(os.getpid(), signal.SIGKILL)
+            point = ""
+            os.kill(os.getpid(), signal.Signals[number])
 
     run, send = AsyncDriver.run, GroupActor._send
 
@@ -44,8 +47,10 @@ async def main(url: str, prefix: str, name: str, point: str) -> None:
 
     AsyncDriver.run = doomed_run  # type: ignore[method-assign]
     GroupActor._send = doomed_send  # type: ignore[method-assign]
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     options = CoordinatorOptions(url=url, prefix=prefix, name=name, lease_ms=LEASE_MS)
-    await run_coordinator(options, stop=asyncio.Event())
+    await run_coordinator(options, stop=stop)
 
 
 if __name__ == "__main__":

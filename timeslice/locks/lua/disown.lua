@@ -1,6 +1,6 @@
 --[[
 A coordinator lets a group go, so that another may take it at once.
-ARGV  1 floor  2 coordinator  3 its instance  4 '1' not in the middle of a swap
+ARGV  1 floor  2 coordinator  3 its instance  4 '1' not if a swap was planned
 Reply ok | swapping
 --]]
 -- @include group
@@ -8,7 +8,7 @@ local idle_only = ARGV[4] == '1'
 
 begin(true)
 if S.owner == ARGV[2] and (redis.call('HGET', state_key, 'owner_instance') or '') == ARGV[3] then
-  if idle_only and S.swap_id ~= 0 then
+  if idle_only and S.swap_id ~= 0 and S.swap_step ~= 'new' then
     return { 'swapping' }
   end
   settle_clock()
