@@ -187,3 +187,20 @@ def up(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         end_session(process)
     for device in [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]:
         subprocess.run(["umount", "-l", device], check=False)
+
+
+@pytest.fixture
+def job(folder: Path) -> Iterator[Callable[..., Any]]:
+    """Start job processes that obey a test (`tests.cli.operated`), beside a running `up`."""
+    from tests.cli.operated import Operated
+
+    started: list[Operated] = []
+
+    def start(name: str, *more: str, lease_s: float = 3.0) -> Operated:
+        started.append(Operated(name, folder, *more, lease_s=lease_s))
+        started[-1].until("up")
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()

@@ -23,7 +23,6 @@ def served(lab: Lab) -> None:
 
 
 def overdue_swap(lab: Lab) -> None:
-    served(lab)
     lab.release("a1", lab.grant("a1", served=True))
     lab.queue("b1", served=True)
     lab.pass_time(11)
@@ -31,13 +30,11 @@ def overdue_swap(lab: Lab) -> None:
 
 
 def proved(lab: Lab) -> None:
-    served(lab)
     lab.report("n1", Observed("a", "suspended", 5))
     lab.plant(evict="a", evict_how="must", force="1", evict_until_ms=lab.view.now_ms + 30_000, evict_tried_ms=1)
 
 
 def put_off(lab: Lab) -> None:
-    served(lab)
     lab.release("a1", lab.grant("a1", served=True))
     lab.queue("b1", served=True)
     lab.refuse(lab.own(), "n1")
@@ -45,19 +42,19 @@ def put_off(lab: Lab) -> None:
 
 HALF: dict[str, tuple[Callable[[Lab], object], str]] = {
     "a queue entry without record": (
-        lambda lab: (served(lab), lab.redis.zadd(lab.group.queue, {"x1": 5})),
+        lambda lab: lab.redis.zadd(lab.group.queue, {"x1": 5}),
         "dropped queue entry x1, which has no record",
     ),
     "a record without entry": (
-        lambda lab: (served(lab), lab.redis.hset(lab.group.waiters, mapping={"x1/job": "x", "x1/pid": "7"})),
+        lambda lab: lab.redis.hset(lab.group.waiters, mapping={"x1/job": "x", "x1/pid": "7"}),
         "dropped the record of x1, which does not wait",
     ),
     "what is noted of a node that left": (
-        lambda lab: (served(lab), lab.redis.hset(lab.group.members, mapping={"n9/@/swap": "5", "n9/a/bytes": "5"})),
+        lambda lab: lab.redis.hset(lab.group.members, mapping={"n9/@/swap": "5", "n9/a/bytes": "5"}),
         "dropped what was noted of node n9, which left",
     ),
     "a job that no node knows": (
-        lambda lab: (served(lab), lab.redis.hset(lab.group.jobs, "x/residency", "faulted")),
+        lambda lab: lab.redis.hset(lab.group.jobs, "x/residency", "faulted"),
         "forgot job x: no node has anything of it",
     ),
     "a swap that nobody began": (overdue_swap, "which no node had begun"),
@@ -68,8 +65,9 @@ HALF: dict[str, tuple[Callable[[Lab], object], str]] = {
 
 @pytest.mark.parametrize("half", HALF)
 def test_what_needs_no_guess_is_put_right_once(lab: Lab, half: str) -> None:
-    """A dry run says the same and changes nothing; the second repair has nothing to do; the event tells who and what."""
+    """A dry run says the same and changes nothing; the second repair has nothing to do; the event tells who."""
     plant, told = HALF[half]
+    served(lab)
     plant(lab)
     before = lab.redis.dump(lab.group.state), lab.redis.dump(lab.group.members), lab.redis.dump(lab.group.queue)
     dry = repair(lab, dry=True)
@@ -97,6 +95,7 @@ def test_after_a_repair_the_group_goes_on(lab: Lab) -> None:
 
 def test_a_waiter_that_was_put_off_is_tried_at_once(lab: Lab) -> None:
     """Its swap begins anew."""
+    served(lab)
     put_off(lab)
     assert lab.swap == 0
     repair(lab)
