@@ -29,6 +29,11 @@ def check_name(kind: str, value: str) -> str:
     )
 
 
+def is_name(value: str) -> bool:
+    """Whether it may name a group, job or node. For what others have written."""
+    return bool(_NAME.fullmatch(value))
+
+
 def check_prefix(value: str) -> str:
     """Return ``value`` when it may start every Redis key, else raise InvalidNameError."""
     if isinstance(value, str) and _PREFIX.fullmatch(value):

@@ -11,6 +11,7 @@ from timeslice import metrics
 from timeslice.agent import fencing
 from timeslice.agent.calling import Caller
 from timeslice.agent.choice import BackendSet
+from timeslice.agent.folder import private_folder
 from timeslice.agent.journal import Journal
 from timeslice.agent.memory import HostMemory
 from timeslice.agent.presence import Presences
@@ -19,7 +20,6 @@ from timeslice.agent.steps import Steps
 from timeslice.agent.targets import TargetRegistry
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import GroupKeys
-from timeslice.locks.scripts import text
 from timeslice.models import Command, GroupConfig, Residency
 
 OUT = {"", Residency.ABSENT, Residency.GONE, Residency.SUSPENDED}
@@ -38,11 +38,12 @@ class Scope:
         folder: Path,
         host: HostMemory,
     ) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         self.keys, self.node, self.driver, self.host = keys, node, driver, host
         self.name = keys.name
         self.config = GroupConfig()
         self.wake = asyncio.Event()
+        self.faults: list[str] = []  # what keeps its backends from working here
         self.ask = False  # at the next look the jobs themselves are asked
         self.caller = Caller(self.name)
         self.journal = Journal(folder / "journal.json")
@@ -76,8 +77,7 @@ class Scope:
 
     async def refresh(self) -> None:
         """Learn which processes registered meanwhile. RedisUnreachableError."""
-        flat = await self.driver.retry(lambda: self.driver.client.hgetall(self.keys.targets))
-        await self.registry.refresh({text(name): text(value) for name, value in flat.items()})
+        await self.registry.refresh((await self.driver.view(self.keys)).targets)
 
     def note(self, seen: Sequence[Seen], *, moved: bool = False) -> None:
         """Remember what was observed of jobs. ``moved``: after an order, which may itself have brought them in."""

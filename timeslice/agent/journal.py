@@ -25,7 +25,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
     ``durable`` waits until it would survive the loss of power, too.
     """
     draft = path.with_suffix(".new")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         view = memoryview(data)
         while view:
@@ -44,6 +44,12 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
         os.close(folder)
 
 
+def read_whole(path: Path) -> bytes:
+    """A file of the state folder. A link in its place is an OSError."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+        return file.read()
+
+
 class Journal:
     """A group's ledger, in memory and on disk."""
 
@@ -54,7 +60,7 @@ class Journal:
 
     def _load(self) -> Ledger:
         try:
-            return Ledger.model_validate_json(self._path.read_bytes())
+            return Ledger.model_validate_json(read_whole(self._path))
         except FileNotFoundError:
             return Ledger()
         except ValidationError as error:

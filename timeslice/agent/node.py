@@ -1,16 +1,13 @@
-"""One agent per node id: a lock on the state folder, an instance lease in Redis, and the node's own record there."""
+"""One agent per node id: an instance lease in Redis, and the node's own record there."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import timeslice
@@ -18,7 +15,7 @@ from timeslice.agent.calling import Deadline
 from timeslice.agent.group import Scope
 from timeslice.agent.memory import HostMemory, mem_available
 from timeslice.agent.presence import MEASURE_S
-from timeslice.errors import BackendError, RefusedError, TimeSliceError, UsageError
+from timeslice.errors import BackendError, RefusedError, TimeSliceError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
@@ -29,34 +26,6 @@ T = TypeVar("T")
 
 KEEP_S = 24 * 3600  # how long the record of a silent node can still be read
 _POLL_S = 0.5
-
-
-def claim_folder(folder: Path) -> int:
-    """Lock the state folder; the lock ends with the process. RefusedError and UsageError say why not."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"can't use {folder} ({error.strerror}); give this agent another --state-dir") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(lock, 32, 0).decode().strip()
-        os.close(lock)
-        raise RefusedError(
-            f"{folder} is used by another agent (process {owner or '?'}); stop it, or give this one --state-dir"
-        ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
-
-
-def instance_of(folder: Path) -> str:
-    """Identity of this agent, kept in its state folder: after a crash the next run is the same instance."""
-    path = folder / "instance"
-    if not path.exists():
-        path.write_text(secrets.token_hex(8))
-    return path.read_text()
 
 
 class NodeRecord:
@@ -73,9 +42,9 @@ class NodeRecord:
         meanwhile is left alone: RefusedError says who it is."""
         first: str | None = None
         while (other := await self._take({})) is not None:
-            if first is not None and other["heartbeat_at_ms"] != first:
+            if first is not None and other.get("heartbeat_at_ms", "") != first:
                 raise self._taken(other)
-            first = other["heartbeat_at_ms"]
+            first = other.get("heartbeat_at_ms", "")
             await asyncio.sleep(_POLL_S)
 
     async def run(self, scopes: Mapping[str, Scope], host: HostMemory, facts: Mapping[str, str]) -> None:
@@ -100,7 +69,9 @@ class NodeRecord:
             "held_bytes": host.held,
             "devices": {name: await _devices(scope) for name, scope in scopes.items()},
         }
-        other = await self._take({**facts, "memory": json.dumps(memory), "overdue": json.dumps(overdue)})
+        complaints = {name: [*scope.faults, *scope.registry.complaints()] for name, scope in scopes.items()}
+        news = {"memory": memory, "overdue": overdue, "complaints": complaints}
+        other = await self._take({**facts, **{name: json.dumps(value) for name, value in news.items()}})
         if other is not None:
             raise self._taken(other)
 

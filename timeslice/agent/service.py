@@ -15,10 +15,11 @@ from timeslice import metrics
 from timeslice.agent.channels import StreamChannel
 from timeslice.agent.choice import BackendSet, MakeBackend
 from timeslice.agent.executor import Executor
+from timeslice.agent.folder import claim_folder, instance_of
 from timeslice.agent.group import Scope
 from timeslice.agent.heartbeat import Heartbeat
 from timeslice.agent.memory import HostMemory
-from timeslice.agent.node import NodeRecord, claim_folder, instance_of
+from timeslice.agent.node import NodeRecord
 from timeslice.agent.reader import CommandReader
 from timeslice.arena.device import Device
 from timeslice.backends.registry import get_backend
@@ -112,6 +113,7 @@ class _Agent:
         await self._record.claim()
         for name in dict.fromkeys(options.groups):
             scope = await self._equip(name)
+            scope.faults = await scope.backends.health()
             stack.callback(scope.registry.close)
             self._scopes[name] = scope
             self._executors[name] = Executor(scope)
@@ -120,7 +122,6 @@ class _Agent:
             "groups": json.dumps(list(self._scopes)),
             "capabilities": json.dumps({name: _capabilities(scope) for name, scope in self._scopes.items()}),
             "emulated": json.dumps(dict(options.emulate)),
-            "complaints": json.dumps({name: await scope.backends.health() for name, scope in self._scopes.items()}),
         }
         await self._record.beat(self._scopes, self._host, self._facts)  # the indexes come before first use
         for heart in self._hearts:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from timeslice.agent import procfs
-from timeslice.agent.journal import write_whole
+from timeslice.agent.journal import read_whole, write_whole
 from timeslice.agent.proof import Evidence, examine
 from timeslice.errors import BackendError, FaultKind
 from timeslice.locks.scripts import Exited
@@ -53,7 +53,7 @@ class TargetRegistry:
     def load(self) -> None:
         """Take what a former run knew: Redis may have lost it."""
         try:
-            stored = _STORED.validate_json(self._path.read_bytes())
+            stored = _STORED.validate_json(read_whole(self._path))
         except FileNotFoundError:
             return
         except ValidationError as error:

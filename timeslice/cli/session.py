@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from timeslice.errors import InvalidNameError, UnknownGroupError
+from timeslice.errors import InvalidNameError, ServerUnsuitableError, UnknownGroupError, UsageError
 
 if TYPE_CHECKING:  # they bring redis-py and pydantic, which `--help` does not need
     from collections.abc import Callable, Iterable
@@ -66,7 +66,11 @@ class Session:
             from timeslice.locks.drivers import SyncDriver
 
             driver = SyncDriver(self.url)
-            driver.retry(driver.client.ping, deadline_s=PATIENCE_S)
+
+            def ping() -> None:
+                driver.client.ping()  # a cluster's client is made by asking who has which slot: that may fail too
+
+            driver.retry(ping, deadline_s=PATIENCE_S)
             self._driver = driver
         return self._driver
 
@@ -111,9 +115,19 @@ class Session:
         return names
 
     def views(self, names: Iterable[str] | None = None) -> list[GroupView]:
-        """The groups named, or all, each as one consistent picture."""
-        chosen = self.group_names() if names is None else names
-        return [self.driver.view(self.keys.group(name)) for name in chosen]
+        """The groups named, or all that can be read, each as one consistent picture."""
+        if names is not None:
+            return [self.driver.view(self.keys.group(name)) for name in names]
+        found = []
+        for name in self.group_names():
+            try:
+                found.append(self.driver.view(self.keys.group(name)))
+            except (
+                ServerUnsuitableError,
+                UsageError,
+            ) as error:  # no reason to hide the others
+                click.echo(f"warning: group {name} can't be shown: {error}", err=True)
+        return found
 
     def view(self, name: str) -> GroupView:
         """One group; UnknownGroupError with the nearest names if there is none."""

@@ -24,6 +24,7 @@ from timeslice.errors import (
     DeadlockError,
     GroupModeError,
     RedisUnreachableError,
+    ServerUnsuitableError,
     UnknownGroupError,
     UsageError,
 )
@@ -33,7 +34,7 @@ from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Queued, Request, Yielded, text
-from timeslice.names import check_name
+from timeslice.names import check_name, is_name
 from timeslice.settings import Settings, default_job, default_node, find_url
 
 log = logging.getLogger("timeslice")
@@ -213,10 +214,13 @@ class BaseClient(Generic[LeaseT, DriverT]):
     def _check_known(self, group: str) -> Steps[None]:
         """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""
         (members,) = yield self._pipe([("SMEMBERS", self.keys.groups)])
-        names = sorted(text(name) for name in members)
+        names = sorted(filter(is_name, map(text, members)))
         counts: list[int] = []
         if names:
-            counts = yield self._pipe([("ZCARD", self.group_keys(name).nodes) for name in names])
+            try:
+                counts = yield self._pipe([("ZCARD", self.group_keys(name).nodes) for name in names])
+            except ServerUnsuitableError:
+                names = []  # some are others', and not for us to look at
         served = [name for name, count in zip(names, counts, strict=True) if count]
         if served and group not in served:
             near = difflib.get_close_matches(group, served, n=3, cutoff=0.4) or served[:5]

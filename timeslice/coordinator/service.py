@@ -12,16 +12,17 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from timeslice import metrics
 from timeslice.addresses import redact_url
 from timeslice.coordinator.group import GroupActor
-from timeslice.errors import InvalidNameError, RedisUnreachableError, RefusedError
+from timeslice.errors import RedisUnreachableError, RefusedError, ServerUnsuitableError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.locks.suitable import verify_async
-from timeslice.names import MAX_LENGTH, check_name, sanitise_name
+from timeslice.names import MAX_LENGTH, check_name, is_name, sanitise_name
 from timeslice.settings import default_node
 
 log = logging.getLogger("timeslice.coordinator")
@@ -72,14 +73,6 @@ async def run_coordinator(
         await coordinator.close()
 
 
-def _is_name(name: str) -> bool:
-    """What somebody else put into the set of groups must not keep us from the others."""
-    try:
-        return bool(check_name("group", name))
-    except InvalidNameError:
-        return False
-
-
 @dataclass(frozen=True)
 class _Owner:
     """Who owns a group, and until when; a name of ``""`` is nobody."""
@@ -99,6 +92,7 @@ class Coordinator:
         self._signed_on = False
         self._keys = Keys(options.prefix)
         self._actors: dict[str, tuple[GroupActor, asyncio.Task[None]]] = {}
+        self._unreadable: dict[str, str] = {}  # group -> why it can't be read
         self._absent: dict[str, float] = {}  # indexed group without a state -> since when (monotonic)
 
     @property
@@ -185,7 +179,7 @@ class Coordinator:
                 ("SMEMBERS", self._keys.groups),
             ]
         )
-        names = [name for name in map(scripts.text, members) if _is_name(name)]
+        names = [name for name in map(scripts.text, members) if is_name(name)]  # anybody may have put something there
         fields = ["mode", "owner", "owner_instance", "owner_deadline_ms", "clock_ms"]
         found, absent = {}, []
         for name, values in (await self._states(names, fields)).items():

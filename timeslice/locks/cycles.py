@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from timeslice.errors import DeadlockError, InvalidNameError, RedisUnreachableError
+from timeslice.errors import DeadlockError, InvalidNameError, RedisUnreachableError, ServerUnsuitableError
 from timeslice.locks import scripts
 from timeslice.locks.keys import GroupKeys, Keys
 from timeslice.locks.scripts import Call
@@ -77,7 +77,7 @@ class Watch:
             if first.waiter == self._waiter:
                 return _error(circle)
             yield _brief(scripts.nudge(self._keys(first.group), first.waiter))
-        except RedisUnreachableError:
+        except (RedisUnreachableError, ServerUnsuitableError):  # also: a group that is not for us to look at
             pass
         return None
 
@@ -86,7 +86,7 @@ class Watch:
         try:
             for each in self._noted.values():
                 yield self._call(each, still=False)
-        except RedisUnreachableError:
+        except (RedisUnreachableError, ServerUnsuitableError):
             pass
         self._noted.clear()
 

@@ -143,14 +143,14 @@ def _acquire(
                 )
             if fields.get("kind") != "grant":
                 continue
-            sent, token = clock(), int(fields["token"])
+            sent, token = clock(), scripts.number(fields.get("token", ""))
             floor = max(floor, token)
             try:
                 renewal = yield scripts.renew(group, request, token, floor=floor, mode=reply.mode or "served")
             except RedisUnreachableError:
                 break
             if isinstance(renewal, Renewed):
-                how, swap_ms = fields["how"], int(fields["swap_ms"])
+                how, swap_ms = fields.get("how", ""), scripts.number(fields.get("swap_ms", ""))
                 return _grant(token, how, swap_ms, reply.mode, reply.registered, floor, sent, started)
 
 

@@ -13,9 +13,12 @@ from pydantic import ValidationError
 
 from timeslice.errors import UsageError
 from timeslice.locks.keys import GroupKeys
-from timeslice.locks.scripts import Call, text
+from timeslice.locks.scripts import Call, number, text
 from timeslice.locks.scripts.base import make_call
 from timeslice.models import GroupConfig
+from timeslice.names import is_name
+
+_LATEST_MS = 1e14  # beyond it no calendar goes
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class GroupView:
     targets: dict[str, str] = field(default_factory=dict)
 
     def number(self, name: str) -> int:
-        return int(self.state.get(name) or 0)
+        return number(self.state.get(name, ""))
 
     @property
     def exists(self) -> bool:
@@ -103,7 +106,7 @@ class GroupView:
     def reason(self) -> str:
         """Why the group is in this phase, with times in words."""
         reason = self.state.get("reason", "")
-        return re.sub(r"@(\d+)(?:\.\d+)?", lambda m: when(int(m[1])), reason)
+        return re.sub(r"@([0-9]{1,14})(?![0-9])(?:\.[0-9]+)?", lambda m: when(int(m[1])), reason)
 
     @property
     def since_s(self) -> float:
@@ -161,8 +164,12 @@ def _nested(flat: list[Any], depth: int) -> dict[tuple[str, ...], dict[str, str]
 
 
 def _int(record: dict[str, str], name: str) -> int:
-    value = record.get(name, "")
-    return int(value) if value.lstrip("-").isdigit() else 0
+    return number(record.get(name, ""))
+
+
+def _score(value: str) -> float:
+    """A deadline as stored, within what a clock may show."""
+    return min(max(float(value), 0.0), _LATEST_MS)
 
 
 def parse_config(name: str, flat: dict[str, str]) -> GroupConfig:
@@ -171,9 +178,10 @@ def parse_config(name: str, flat: dict[str, str]) -> GroupConfig:
         return GroupConfig.model_validate(flat)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ascii(".".join(str(part) for part in first["loc"]))[1:-1]
         raise UsageError(
-            f"group {name}: setting {where}: {first['msg']} (got {first['input']!r}); see: timeslice group set --help",
+            f"group {name}: setting {where:.100}: {first['msg']:.200} (got {first['input']!a:.100}); see: timeslice "
+            "group set --help",
             group=name,
         ) from error
 
@@ -181,7 +189,7 @@ def parse_config(name: str, flat: dict[str, str]) -> GroupConfig:
 def _parse(keys: GroupKeys, reply: list[Any]) -> GroupView:
     stamp, state, queue, waiters, alive, jobs, members, nodes, config, targets = reply
     now = int(stamp[0]) * 1000 + int(stamp[1]) // 1000
-    deadlines = {member: float(score) for member, score in _strings(alive).items()}
+    deadlines = {member: _score(score) for member, score in _strings(alive).items()}
     records = _nested(waiters, 1)
     observed = _nested(members, 2)
     changed_ms = _int(_strings(state), "changed_ms")
@@ -190,11 +198,16 @@ def _parse(keys: GroupKeys, reply: list[Any]) -> GroupView:
         now_ms=now,
         state=_strings(state),
         queue=tuple(_waiter(text(w), records.get((text(w),), {}), deadlines, now, changed_ms) for w in queue),
-        jobs={job: _job(job, record, now) for (job,), record in _nested(jobs, 1).items()},
-        members=tuple(_member(node, job, record) for (node, job), record in sorted(observed.items()) if job != "@"),
+        jobs={job: _job(job, record, now) for (job,), record in _nested(jobs, 1).items() if is_name(job)},
+        members=tuple(
+            _member(node, job, record)
+            for (node, job), record in sorted(observed.items())
+            if is_name(node) and is_name(job)  # "@" is none: the node's own part
+        ),
         nodes={
-            node: _node(node, float(score), observed.get((node, "@"), {}), now)
+            node: _node(node, _score(score), observed.get((node, "@"), {}), now)
             for node, score in _strings(nodes).items()
+            if is_name(node)
         },
         config=parse_config(keys.name, _strings(config)),
         targets=_strings(targets),

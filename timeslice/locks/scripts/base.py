@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ T = TypeVar("T")
 Arg = str | int
 
 CALL_DEADLINE_S = 10.0
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,13 @@ class Call(Generic[T]):
 
 
 def text(value: Any) -> str:
-    """A reply element as str, whatever ``decode_responses`` was."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """A reply element as str, whatever ``decode_responses`` was and whoever wrote it."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def number(value: str) -> int:
+    """A stored whole number; 0 for what is none."""
+    return int(value) if _NUMBER.fullmatch(value) else 0
 
 
 def new_request_id() -> str:
