@@ -176,10 +176,13 @@ class Job:
         memory = self._memory[lease.group]
         content = self._random.randbytes(self._spec.bytes)
         yield from self._sure(lease)
-        if expected := memory.digest:
-            self._writer.write(Checked(**self._of(lease.group, request), expected=expected, found=memory.found()))
+        if known := memory.digest:
+            self._writer.write(Checked(**self._of(lease.group, request), expected=known, found=memory.found()))
         try:
             memory.fill(content, lease)
+            if not known:  # so that the checker knows that it is on the device
+                said = self._of(lease.group, request)
+                self._writer.write(Checked(**said, expected=memory.digest, found=memory.found()))
         except LeaseUncertainError:
             yield from self._sure(lease)  # it is still ours: what is there is half written, and unknown
         except EmulatedDeviceError:
