@@ -42,7 +42,6 @@ async def test_nobody_takes_more_than_its_share(worlds: list[World]) -> None:
     await register(worlds[0], "other")
     coordinator = Coordinator(options(worlds[0], "one"))
     await coordinator.scan()
-    await coordinator.scan()
     assert len(coordinator.owned) == 3
     await coordinator.close()
 
