@@ -49,15 +49,17 @@ class Users:
         return redis.Redis.from_url(self.url(role, **more))
 
     def refusals(self) -> list[str]:
-        """What users were refused so far, from the server's own log."""
-        entries: Any = self.admin.execute_command("ACL", "LOG")  # type: ignore[no-untyped-call]
-        told = [
-            dict(zip(entry[::2], entry[1::2], strict=True)) if isinstance(entry, list) else entry for entry in entries
-        ]
-        text = [{_text(key): _text(value) for key, value in entry.items()} for entry in told]
-        found = [f"{each['username']}: {each['reason']} {each['object']}" for each in text]
-        # How the tests' own plain clients introduce themselves.
-        return [each for each in found if not each.endswith("client|setinfo")]
+        return refusals(self.admin)
+
+
+def refusals(admin: redis.Redis) -> list[str]:
+    """What users were refused so far, from the server's own log."""
+    entries: Any = admin.execute_command("ACL", "LOG")  # type: ignore[no-untyped-call]
+    flat = [entry if isinstance(entry, dict) else dict(zip(entry[::2], entry[1::2], strict=True)) for entry in entries]
+    told = [{_text(key): _text(value) for key, value in entry.items()} for entry in flat]
+    found = [f"{each['username']}: {each['reason']} {each['object']}" for each in told]
+    # How the tests' own plain clients introduce themselves.
+    return [each for each in found if not each.endswith("client|setinfo")]
 
 
 def _text(value: Any) -> str:

@@ -14,23 +14,16 @@ from timeslice.locks.loader import load
 
 ROOT = Path(__file__).parent.parent.parent / "timeslice"
 LUA = resources.files("timeslice.locks") / "lua"
-VERBS = tuple(
-    sorted(name.removesuffix(".lua") for name in (each.name for each in LUA.iterdir()) if name.endswith("lua"))
-)
+ALONE = ("alone/clock", "alone/take_node", "alone/leave_node")  # of no group
+VERBS = (*sorted(each.name.removesuffix(".lua") for each in LUA.iterdir() if each.name.endswith("lua")), *ALONE)
 
 _CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'")
 _WORDS = re.compile(r"[A-Z]{3,}( [A-Z]+)?")
 _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
-# Methods of redis-py that send something else than their name says, or several words.
-_NAMES = {
-    "xgroup_create": "xgroup|create",
-    "delete": "del",
-    "execute": "exec",
-    "info": "info",
-    "acl_whoami": "acl|whoami",
-    "config_get": "config|get",
-}
-_NO_COMMAND = {"pipeline", "aclose", "close", "execute_command", "connection_pool", "retry", "parse_response"}
+# Methods of redis-py whose command is written otherwise.
+_NAMES = {"delete": "del", "acl_whoami": "acl|whoami", "cluster_info": "cluster|info"}
+_NO_COMMAND = {"pipeline", "execute", "aclose", "close", "execute_command", "connection_pool", "keys", "initialize",
+               "get_primaries", "get_node_from_key", "get_connection_kwargs"}  # fmt: skip
 
 
 def commands_of_verb(name: str) -> set[str]:
@@ -61,10 +54,8 @@ def _files(place: Path) -> list[Path]:
 def _sent(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and _is_client(node.value) and node.attr not in _NO_COMMAND:
-            if node.attr in _NAMES:
-                yield _NAMES[node.attr]
-            elif hasattr(redis.Redis, node.attr) or node.attr in {"multi", "watch"}:
-                yield node.attr.replace("_", "|")
+            if hasattr(redis.Redis, node.attr) or node.attr in _NAMES:
+                yield _NAMES.get(node.attr, node.attr)
         elif isinstance(node, ast.Tuple | ast.List) and node.elts and isinstance(node.elts[0], ast.Constant):
             word = node.elts[0].value
             if isinstance(word, str) and _WORDS.fullmatch(word) and hasattr(redis.Redis, word.split()[0].lower()):

@@ -17,6 +17,7 @@ from timeslice.locks.keys import GroupKeys, Keys
 _STATE = "expire hdel hget hmget hset persist time xadd zadd zrange"
 _QUEUE = f"{_STATE} hgetall hincrby zrangebyscore zrem zscore"
 _CALL, _LOOK = "eval evalsha", "eval_ro evalsha_ro"
+_CONNECT = "cluster|slots command ping"  # whoever knows a cluster's address asks it who has which keys
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ _SCRIPTS = Rule(_CALL, {"group": "RW", "config": "RW"})
 ROLES: Mapping[str, tuple[Rule, ...]] = {
     "client": (
         Rule(
-            f"{_QUEUE} {_LOOK} del hexists multi exec ping xread xrevrange zcard zrank zremrangebyrank "
-            "zremrangebyscore",
+            f"{_QUEUE} {_LOOK} {_CONNECT} del hexists xread xrevrange zcard zrank zremrangebyrank zremrangebyscore",
             {"group": "RW", "config": "R"},
         ),
         _SCRIPTS,
@@ -41,36 +41,37 @@ ROLES: Mapping[str, tuple[Rule, ...]] = {
         Rule("expire xadd xread xrevrange", {"channels": "RW"}),
     ),
     "agent": (
-        Rule(f"{_QUEUE} {_LOOK} hkeys info multi exec ping unwatch", {"group": "RW", "config": "R"}),
+        Rule(f"{_QUEUE} {_LOOK} {_CONNECT} hkeys info", {"group": "RW", "config": "R"}),
         _SCRIPTS,
         Rule("sadd srem", {"groups": "W", "nodes": "W"}),
         Rule(
-            "del expire hget hgetall hset watch xack xdel xgroup|create xreadgroup", {"commands": "RW", "record": "RW"}
+            f"{_CALL} del expire hdel hget hgetall hmget hset xack xdel xgroup|create xreadgroup",
+            {"commands": "RW", "record": "RW"},
         ),
         Rule("expire xadd xread", {"channels": "RW"}),
     ),
     "coordinator": (
-        Rule(f"{_QUEUE} {_LOOK} info ping xread xrevrange", {"group": "RW", "config": "R"}),
+        Rule(f"{_QUEUE} {_LOOK} {_CONNECT} info xread xrevrange", {"group": "RW", "config": "R"}),
         _SCRIPTS,
         Rule("smembers srem", {"groups": "RW"}),
-        Rule("zadd zcount zrem zremrangebyscore", {"coordinators": "RW"}),
+        Rule(f"{_LOOK} zadd zcount zrem zremrangebyscore zscore", {"coordinators": "RW"}),
         Rule("xadd", {"commands": "W"}),
     ),
     "viewer": (
         Rule(
-            f"{_LOOK} hget hgetall info ping smembers time xrange xrevrange zrange",
+            f"{_LOOK} {_CONNECT} acl|whoami cluster|info hget hgetall info smembers time xrange xrevrange zrange",
             {"group": "R", "config": "R", "groups": "R", "nodes": "R", "coordinators": "R", "record": "R"},
         ),
     ),
     "operator": (
         Rule(
-            f"{_QUEUE} {_LOOK} {_CALL} del exists hexists hkeys info ping pexpire xrange xrevrange zcard zcount "
-            "zremrangebyrank zremrangebyscore",
+            f"{_QUEUE} {_LOOK} {_CALL} {_CONNECT} acl|whoami cluster|info del exists hexists hkeys info pexpire xrange "
+            "xrevrange zcard zcount zremrangebyrank zremrangebyscore",
             {"group": "RW", "config": "RW"},
         ),
         Rule("sadd smembers srem", {"groups": "RW", "nodes": "RW"}),
         Rule("zrange", {"coordinators": "R"}),
-        Rule("del hget hgetall xadd", {"commands": "W", "record": "RW"}),
+        Rule("hget hgetall xadd", {"commands": "W", "record": "R"}),
     ),
 }
 
