@@ -67,10 +67,12 @@ class Session:
 
             driver = SyncDriver(self.url)
 
-            def ping() -> None:
-                driver.client.ping()  # a cluster's client is made by asking who has which slot: that may fail too
+            def look() -> None:
+                # A cluster's client is made by asking who has which slot: that may fail too. And not PING, which a
+                # server that can't write to its disk refuses.
+                driver.client.time()
 
-            driver.retry(ping, deadline_s=PATIENCE_S)
+            driver.retry(look, deadline_s=PATIENCE_S)
             self._driver = driver
         return self._driver
 

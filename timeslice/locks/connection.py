@@ -91,6 +91,20 @@ def _cluster_async(address: Address, options: dict[str, Any]) -> redis.asyncio.R
     return cluster  # type: ignore[no-any-return]
 
 
+def disconnect(client: Any) -> None:
+    """Close a client of ``connect``, with the questions that it has for sentinels."""
+    client.close()
+    if sentinels := getattr(getattr(client, "connection_pool", None), "sentinel_manager", None):
+        sentinels.close()
+
+
+async def disconnect_async(client: Any) -> None:
+    """As ``disconnect``, for ``connect_async``."""
+    await client.aclose()
+    if sentinels := getattr(getattr(client, "connection_pool", None), "sentinel_manager", None):
+        await sentinels.aclose()
+
+
 def _behind_sentinels(address: Address, options: dict[str, Any]) -> redis.Redis:
     sentinels: Any = Sentinels(address.hosts, sentinel_kwargs=_sentinel_options(address, options))  # type: ignore[no-untyped-call]
     client: redis.Redis = sentinels.master_for(address.master, retry=Retry(NoBackoff(), 0), **options)

@@ -18,8 +18,9 @@ import redis
 import redis.asyncio
 
 from timeslice.addresses import parse_url
-from timeslice.locks.connection import REPLY_TIMEOUT_S, connect, connect_async
-from timeslice.locks.faults import SERVER_ERRORS, explain, is_transient
+from timeslice.errors import RedisUnreachableError
+from timeslice.locks.connection import REPLY_TIMEOUT_S, connect, connect_async, disconnect, disconnect_async
+from timeslice.locks.faults import SERVER_ERRORS, explain, is_transient, speaks_otherwise, speaks_otherwise_async
 from timeslice.locks.flows import Entries, Op, Wait
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, text
@@ -31,6 +32,7 @@ Command = Sequence[str | int]
 # The longest wait at once: how soon a connection that died silently is noticed. With the margin that its socket has, it
 # is well below the time in which an agent must take an order.
 BLOCK_S = 3.0
+_LOOK_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
@@ -114,6 +116,7 @@ class SyncDriver:
         except IndexError:
             pool = self.client.connection_pool  # its limit is not ours: each of these is used by one thread at a time
             connection = pool.connection_class(**pool.connection_kwargs)
+            connection.connect()  # behind sentinels: to the master that they name now
         try:
             connection.send_command(*command, check_health=False)
             answer = connection.read_response()
@@ -155,13 +158,23 @@ class SyncDriver:
                 if type(error) is redis.exceptions.RedisClusterException:
                     self._drop_clients()  # nobody that it knows answers: begin anew with those of the URL
                 if not is_transient(error) or time.monotonic() + pause > until:
-                    raise explain(error, self.url) from error
+                    told = explain(error, self.url)
+                    # Who gives no time for an answer has none for a closer look either.
+                    look = deadline_s >= _LOOK_S and isinstance(told, RedisUnreachableError)
+                    raise (speaks_otherwise(self.url) if look else None) or told from error
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     def view(self, group: GroupKeys) -> GroupView:
         """The group as one consistent picture."""
         return self.run(look(group))
+
+    def infos(self) -> dict[str, Any]:
+        """INFO of every master, by its address. Raises redis-py's errors."""
+        client: Any = self.client
+        if self._is_cluster:
+            return {_named(node): client.info(target_nodes=node) for node in client.get_primaries()}
+        return {parse_url(self.url).shown: client.info()}
 
     def wait(self, wait: Wait) -> Entries:
         """Block on a stream of one's own for at most ``wait.ms``, over faults of the connection too."""
@@ -230,7 +243,7 @@ class SyncDriver:
         with self._lock:
             clients, self._clients = self._clients, {}
         for client in clients.values():
-            client.close()
+            disconnect(client)
 
     def close(self) -> None:
         """Close all connections; new ones are made when the driver is used again."""
@@ -241,6 +254,10 @@ class SyncDriver:
 def _route(client: Any, key: str, command: Command) -> Any:
     """To the node of a cluster that has the key. Without the key redis-py asks a server what a command's keys are."""
     return client.execute_command(*command, target_nodes=client.get_node_from_key(key))
+
+
+def _named(node: Any) -> str:
+    return f"{node.host}:{node.port}"
 
 
 class AsyncDriver:
@@ -295,12 +312,21 @@ class AsyncDriver:
                     await self.close()
                     self.client, self._waits = connect_async(self.url), connect_async(self.url, block_s=BLOCK_S)
                 if not is_transient(error) or time.monotonic() + pause > until:
-                    raise await asyncio.to_thread(explain, error, self.url) from error
+                    told = explain(error, self.url)
+                    look = deadline_s >= _LOOK_S and isinstance(told, RedisUnreachableError)
+                    raise (await speaks_otherwise_async(self.url) if look else None) or told from error
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     async def view(self, group: GroupKeys) -> GroupView:
         return await self.run(look(group))
+
+    async def infos(self) -> dict[str, Any]:
+        client: Any = self.client
+        if self._is_cluster:
+            await client.initialize()
+            return {_named(node): await client.info(target_nodes=node) for node in client.get_primaries()}
+        return {parse_url(self.url).shown: await client.info()}
 
     async def wait(self, wait: Wait) -> Entries:
         until = time.monotonic() + wait.ms / 1000
@@ -334,5 +360,5 @@ class AsyncDriver:
             await client.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
-        await self.client.aclose()
-        await self._waits.aclose()
+        await disconnect_async(self.client)
+        await disconnect_async(self._waits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import redis
@@ -57,7 +58,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def explain(error: BaseException, url: str) -> TimeSliceError:
-    """Our error for one of redis-py's. It may look once more at a server that seems to be none."""
+    """Our error for one of redis-py's."""
     address = parse_url(url)
     error, where = _root(error), address.shown
     words = str(error).rstrip(".")
@@ -81,8 +82,6 @@ def explain(error: BaseException, url: str) -> TimeSliceError:
         )
     if isinstance(error, redis.exceptions.ResponseError) and not is_transient(error):
         return ServerUnsuitableError(_refusal(error, words, address))
-    if any(_answers_otherwise(*host) for host in (address.hosts if not address.tls else ())):
-        return _no_redis(where)
     return RedisUnreachableError(
         f"Redis at {where} does not answer ({_shortened(words)}). Is it running, and is the address right? "
         "Start one for this machine with: timeslice up"
@@ -123,16 +122,56 @@ def _no_redis(where: str) -> ServerUnsuitableError:
     )
 
 
-def _answers_otherwise(host: str, port: int) -> bool:
-    """Whether something listens there that is no Redis: a gRPC server greets, a web server complains."""
+def speaks_otherwise(url: str) -> ServerUnsuitableError | None:
+    """An error that says so, if what listens there is no Redis. For servers that closed the connection, or hung.
+
+    A gRPC server greets at once; others complain of a question that they don't understand.
+    """
+    address = parse_url(url)
+    for host in () if address.tls else address.hosts:
+        try:
+            with socket.create_connection(host, timeout=_PROBE_S) as probe:
+                if _first_byte(probe) not in _REDIS_STARTS:
+                    return _no_redis(address.shown)
+        except OSError:
+            continue
+    return None
+
+
+def _first_byte(probe: socket.socket) -> bytes:
+    """Empty if none comes."""
     try:
-        with socket.create_connection((host, port), timeout=_PROBE_S) as probe:
-            for request in (b"", b"PING\r\n\r\n"):
-                probe.sendall(request)
-                try:
-                    return probe.recv(1) not in (b"", *(bytes([start]) for start in _REDIS_STARTS))
-                except TimeoutError:
-                    continue
-    except OSError:
-        pass
-    return False
+        return probe.recv(1)
+    except TimeoutError:
+        probe.sendall(b"PING\r\n\r\n")
+        return probe.recv(1)
+
+
+async def speaks_otherwise_async(url: str) -> ServerUnsuitableError | None:
+    """As ``speaks_otherwise``, for asyncio."""
+    address = parse_url(url)
+    for host in () if address.tls else address.hosts:
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                reader, writer = await asyncio.open_connection(*host)
+        except OSError:
+            continue
+        try:
+            first = await _first_byte_async(reader, writer)
+        except OSError:
+            continue
+        finally:
+            writer.close()
+        if first not in _REDIS_STARTS:
+            return _no_redis(address.shown)
+    return None
+
+
+async def _first_byte_async(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            return await reader.read(1)
+    except TimeoutError:
+        writer.write(b"PING\r\n\r\n")
+        async with asyncio.timeout(_PROBE_S):
+            return await reader.read(1)

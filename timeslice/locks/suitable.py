@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from timeslice.addresses import redact_url
+from timeslice.addresses import parse_url
 from timeslice.errors import ServerUnsuitableError
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.scripts import text
@@ -46,31 +46,33 @@ def check_server(info: Mapping[str, Any], where: str) -> None:
 
 
 def verify(driver: SyncDriver) -> None:
-    """``check_server`` for the server behind a driver; RedisUnreachableError when it does not answer."""
+    """``check_server`` for every master behind a driver; RedisUnreachableError when one does not answer."""
 
-    def attempt() -> Mapping[str, Any]:
+    def attempt() -> Mapping[str, Mapping[str, Any]]:
         try:
-            return driver.client.info()
+            return driver.infos()
         except redis.exceptions.ResponseError as error:
-            return _untold(error)
+            return _untold(error, driver.url)
 
-    check_server(driver.retry(attempt), redact_url(driver.url))
+    for where, info in driver.retry(attempt).items():
+        check_server(info, where)
 
 
 async def verify_async(driver: AsyncDriver) -> None:
     """As ``verify``, for asyncio."""
 
-    async def attempt() -> Mapping[str, Any]:
+    async def attempt() -> Mapping[str, Mapping[str, Any]]:
         try:
-            return await driver.client.info()
+            return await driver.infos()
         except redis.exceptions.ResponseError as error:
-            return _untold(error)
+            return _untold(error, driver.url)
 
-    check_server(await driver.retry(attempt), redact_url(driver.url))
+    for where, info in (await driver.retry(attempt)).items():
+        check_server(info, where)
 
 
-def _untold(error: redis.exceptions.ResponseError) -> Mapping[str, Any]:
+def _untold(error: redis.exceptions.ResponseError, url: str) -> Mapping[str, Mapping[str, Any]]:
     """Nothing, where INFO is forbidden or was renamed away; any other fault is the caller's."""
     if isinstance(error, redis.exceptions.NoPermissionError) or "unknown command" in str(error):
-        return {}
+        return {parse_url(url).shown: {}}
     raise error
