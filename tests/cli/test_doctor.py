@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import timeslice
 from tests.cli.conftest import NODE, Cli, World
 from tests.conftest import ServerFactory
-from timeslice.cli import checks
-from timeslice.cli.checks import Facts, Finding
+from timeslice.addresses import parse_url
+from timeslice.cli import checks, checks_groups
+from timeslice.cli.checks import Finding
+from timeslice.cli.facts import Facts
 from timeslice.cli.main import main
 
 HEALTHY = Facts(
-    where="redis://redis:6379",
+    address=parse_url("rediss://redis:6379"),
     info={"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "aof_enabled": 1},
     skew_s=0.1,
     coordinators={"c1": 5.0},
-    views=[],
 )
 
 
@@ -31,12 +33,12 @@ def problems(findings: list[Finding]) -> dict[str, str]:
 
 
 def with_info(**more: Any) -> Facts:
-    return dataclasses.replace(HEALTHY, info=HEALTHY.info | more)
+    return dataclasses.replace(HEALTHY, info={**HEALTHY.info, **more})
 
 
 def test_a_healthy_server_has_no_findings_but_good_ones() -> None:
     """Nothing to complain of, nothing complained of."""
-    assert problems(checks.server(HEALTHY) + checks.coordinators(HEALTHY)) == {}
+    assert problems(checks.server(HEALTHY) + checks_groups.coordinators(HEALTHY)) == {}
 
 
 @pytest.mark.parametrize(
@@ -49,9 +51,25 @@ def test_a_healthy_server_has_no_findings_but_good_ones() -> None:
         (with_info(maxmemory=1000, used_memory=950), {"memory": "error"}),
         (with_info(aof_enabled=0), {"persistence": "warning"}),
         (with_info(aof_last_write_status="err"), {"persistence": "error"}),
+        (with_info(aof_last_bgrewrite_status="err"), {"persistence": "error"}),
+        (with_info(role="slave", master_host="m"), {"replication": "error"}),
+        (with_info(role="master", connected_slaves=2), {"replication": "warning"}),
+        (with_info(role="master", connected_slaves=2, min_slaves_good_slaves=2), {}),
         (dataclasses.replace(HEALTHY, skew_s=-30.0), {"clock": "warning"}),
+        (dataclasses.replace(HEALTHY, skew_s=None), {}),
+        (dataclasses.replace(HEALTHY, info={}, denied=("INFO",)), {"rights": "info"}),
+        (dataclasses.replace(HEALTHY, cluster={"cluster_state": "ok", "cluster_slots_ok": "16384"}), {}),
+        (dataclasses.replace(HEALTHY, cluster={"cluster_state": "fail"}), {"cluster": "error"}),
+        (dataclasses.replace(HEALTHY, address=parse_url("redis://redis")), {"encryption": "info"}),
+        (dataclasses.replace(HEALTHY, address=parse_url("redis://[::1]")), {}),
+        (dataclasses.replace(HEALTHY, address=parse_url("/run/redis.sock")), {}),
+        (dataclasses.replace(HEALTHY, address=parse_url("redis+cluster://localhost,10.0.0.1")), {"encryption": "info"}),
     ],
-    ids=["old", "new", "valkey", "evicts", "full", "no AOF", "AOF fails", "skew"],
+    ids=[
+        *("old", "new", "valkey", "evicts", "full", "no AOF", "AOF fails", "AOF rewrite fails"),
+        *("replica", "replicas", "replicas waited for", "skew", "no clock", "no INFO", "covered", "not covered"),
+        *("plain", "loopback", "socket", "plain cluster"),
+    ],
 )
 def test_each_fault_of_a_server_is_found(facts: Facts, expected: dict[str, str]) -> None:
     """One fault, one finding, with what to do."""
@@ -117,7 +135,49 @@ def test_a_coordinator_that_lives_is_seen(cli: Cli, world: World) -> None:
     seconds, _ = world.driver.client.time()
     world.driver.client.zadd(world.keys.coordinators, {"c1": (seconds + 60) * 1000, "c2": (seconds - 60) * 1000})
     (found,) = [each for each in cli.json("doctor")["findings"] if each["check"] == "coordinator"]
-    assert (found["level"], found["what"]) == ("ok", "c1 alive")
+    assert found["level"] == "info"
+    assert found["what"].startswith("c1 is alive, and the only one")
+    world.driver.client.zadd(world.keys.coordinators, {"c3": (seconds + 60) * 1000})
+    (found,) = [each for each in cli.json("doctor")["findings"] if each["check"] == "coordinator"]
+    assert (found["level"], found["what"]) == ("ok", "c1, c3 alive")
+
+
+def record(world: World, node: str, **changes: str) -> None:
+    """What an agent of a node writes of itself."""
+    now_ms = world.now_ms()
+    told: dict[Any, Any] = {
+        "heartbeat_at_ms": str(now_ms),
+        "instance_until_ms": str(now_ms + 60_000),
+        "version": timeslice.__version__,
+    }
+    world.driver.client.sadd(world.keys.nodes, node)
+    world.driver.client.hset(world.keys.node_state(node), mapping=told | changes)
+
+
+def test_agents_are_looked_at(cli: Cli, world: World) -> None:
+    """One that is silent, one that was stopped, one of another version, one that complains, one that hangs, one that
+    is well: each is told with what to do."""
+    long_ago = str(world.now_ms() - 3_600_000)
+    record(world, "silent", heartbeat_at_ms=long_ago, instance_until_ms=str(world.now_ms() - 3_580_000))
+    record(world, "stopped", heartbeat_at_ms=long_ago, instance_until_ms="0")
+    record(world, "old", version="0.0.1")
+    record(world, "complains", complaints=json.dumps({"g": ["no device"], "h": []}))
+    record(world, "hangs", overdue=json.dumps({"g": ["suspend of job a"]}))
+    record(world, "well")
+    world.driver.client.sadd(world.keys.nodes, "forgotten")
+    result = cli("doctor", "--json")
+    assert result.exit_code == 1
+    found = {each["check"][5:]: each for each in json.loads(result.stdout)["findings"] if each["check"][:5] == "node "}
+    assert {node: (each["level"], each["what"]) for node, each in found.items()} == {
+        "silent": ("warning", "its agent was last heard 1 h 0 min ago"),
+        "stopped": ("warning", "its agent was stopped and was last heard 1 h 0 min ago"),
+        "forgotten": ("warning", "its agent has not been heard for a day"),
+        "old": ("warning", f"its agent has version 0.0.1, this command {timeslice.__version__}"),
+        "complains": ("warning", "group g: no device"),
+        "hangs": ("error", "group g: overdue: suspend of job a"),
+        "well": ("ok", f"agent {timeslice.__version__}"),
+    }
+    assert all(each["do"] for node, each in found.items() if node != "well")
 
 
 def test_every_reason_that_a_script_gives_has_advice() -> None:
@@ -130,7 +190,7 @@ def test_every_reason_that_a_script_gives_has_advice() -> None:
         f"node {NODE} unreachable since 2026-01-01 00:00:00 UTC",
         "deferred: host memory: need 2 GiB, have 1 GiB",
     ):
-        assert not checks.remedy(reason, "trainers").startswith("details")
+        assert not checks_groups.remedy(reason, "trainers").startswith("details")
 
 
 def test_another_distribution_of_the_same_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,63 +1,34 @@
-"""What ``timeslice doctor`` looks at. `gather` reads; all the checks are pure."""
+"""What ``timeslice doctor`` makes of the server and of this installation. Pure; `facts` reads.
+
+Groups and daemons are looked at in `checks_groups`, what the current user may do in `access`.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
-import time
+import ipaddress
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from timeslice.addresses import redact_url
+from timeslice.addresses import Address
+from timeslice.cli.facts import SLOTS, Facts, is_whole
 from timeslice.cli.output import seconds, size
-from timeslice.cli.report import for_long
-from timeslice.cli.session import Session
-from timeslice.locks.scripts import text
 from timeslice.locks.suitable import OLDEST, POLICY
-from timeslice.locks.view import GroupView
 
 SKEW_S = 1.0
+NEARLY_FULL = 0.9
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. ``do`` is empty when all is well."""
+    """One thing looked at. ``do`` is empty when all is well; ``info`` is worth knowing and needs nothing done."""
 
-    level: Literal["ok", "warning", "error"]
+    level: Literal["ok", "info", "warning", "error"]
     check: str
     what: str
     do: str = ""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """All that was read from the server."""
-
-    where: str
-    info: dict[str, Any]
-    skew_s: float  # this host's clock minus the server's
-    coordinators: dict[str, float]  # name -> seconds that its sign of life still counts; negative: over
-    views: list[GroupView]
-
-
-def gather(session: Session) -> Facts:
-    """Read everything once."""
-    client = session.driver.client
-
-    def clock() -> float:
-        before = time.time()
-        at, micros = client.time()
-        return (before + time.time()) / 2 - (at + micros / 1e6)
-
-    skew = session.ask(clock)
-    deadlines = session.ask(lambda: client.zrange(session.keys.coordinators, 0, -1, withscores=True))
-    now_ms = (time.time() - skew) * 1000
-    return Facts(
-        where=redact_url(session.url),
-        info=session.ask(client.info),
-        skew_s=skew,
-        coordinators={text(name): (deadline - now_ms) / 1000 for name, deadline in deadlines},
-        views=session.views(),
-    )
 
 
 def installation() -> Finding:
@@ -76,141 +47,182 @@ def installation() -> Finding:
     )
 
 
+def command_line(given_url: str | None) -> list[Finding]:
+    """A password in the command line is a password told to everybody who may run ``ps`` here."""
+    if given_url is None or not re.search(r"://[^/@]*:[^@]+@|[?&]\w*password=.", given_url):
+        return []
+    return [
+        Finding(
+            "warning",
+            "password",
+            "the password of Redis stands on the command line, where every user of this machine can read it",
+            "set TIMESLICE_PASSWORD (or TIMESLICE_URL) in the environment and leave it out of --url",
+        )
+    ]
+
+
 def server(facts: Facts) -> list[Finding]:
-    """Address, version, eviction, memory, persistence, clock."""
+    """Address, encryption, version, eviction, memory, persistence, replicas, slots, clock."""
     info = facts.info
-    findings = [Finding("ok", "server", f"{facts.where} answers")]
-    version = str(info.get("redis_version", "0.0"))
-    name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= OLDEST:
-        findings.append(Finding("ok", "version", name))
-    else:
-        findings.append(Finding("error", "version", f"{name} is too old", "upgrade to Redis 7.0 or newer, or Valkey"))
-    policy, limit = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
-    if policy == POLICY:
-        findings.append(Finding("ok", "eviction", f"{policy}, maxmemory {size(limit) if limit else 'not limited'}"))
-    else:
+    findings = [Finding("ok", "server", f"{facts.address.shown} answers"), *_encryption(facts.address)]
+    if facts.denied:
         findings.append(
             Finding(
-                "error",
-                "eviction",
-                f"maxmemory-policy is {policy}: the server may evict leases when it is full",
-                f"run: redis-cli CONFIG SET maxmemory-policy {POLICY}, and put it into redis.conf",
+                "info",
+                "rights",
+                f"this user may not send {', '.join(facts.denied)}, so what they would tell was not looked at",
+                "run doctor as an operator or viewer (timeslice acl) to see all",
             )
         )
-    used = int(info.get("used_memory", 0))
-    if limit and used > 0.9 * limit:
-        findings.append(
-            Finding("error", "memory", f"{size(used)} of {size(limit)} used", "raise maxmemory or remove other data")
-        )
-    findings.append(_persistence(info))
-    if abs(facts.skew_s) <= SKEW_S:
-        findings.append(Finding("ok", "clock", f"within {seconds(SKEW_S)} of the server's"))
-    else:
-        ahead = "ahead of" if facts.skew_s > 0 else "behind"
-        findings.append(
-            Finding(
-                "warning",
-                "clock",
-                f"this host is {seconds(abs(facts.skew_s))} {ahead} the server; leases go by the server's clock, "
-                "but times in logs will not match",
-                "set up NTP on both",
-            )
-        )
+    if info:
+        findings += [_version(info), _eviction(info), *_memory(info), _persistence(info), *_replication(info)]
+    findings += _coverage(facts)
+    findings += _clock(facts.skew_s)
     return findings
 
 
-def _persistence(info: dict[str, Any]) -> Finding:
+def _encryption(address: Address) -> list[Finding]:
+    far = [host for host, _ in address.hosts if not _is_local(host)]
+    if address.tls or not far:
+        return []
+    return [
+        Finding(
+            "info",
+            "encryption",
+            f"the connection to {far[0]} is not encrypted: whoever can listen in between reads passwords and names",
+            "on a network that you don't trust use rediss:// (TLS)",
+        )
+    ]
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _version(info: Mapping[str, Any]) -> Finding:
+    version = str(info.get("redis_version", "0.0"))
+    name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= OLDEST:
+        return Finding("ok", "version", name)
+    return Finding("error", "version", f"{name} is too old", "upgrade to Redis 7.0 or newer, or Valkey")
+
+
+def _eviction(info: Mapping[str, Any]) -> Finding:
+    policy, limit = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
+    if policy == POLICY:
+        return Finding("ok", "eviction", f"{policy}, maxmemory {size(limit) if limit else 'not limited'}")
+    return Finding(
+        "error",
+        "eviction",
+        f"maxmemory-policy is {policy}: the server may evict leases when it is full",
+        f"run: redis-cli CONFIG SET maxmemory-policy {POLICY}, and put it into redis.conf",
+    )
+
+
+def _memory(info: Mapping[str, Any]) -> list[Finding]:
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if not limit or used <= NEARLY_FULL * limit:
+        return []
+    full = "so no job can queue" if used >= limit else "and at the limit no job can queue"
+    return [
+        Finding(
+            "error",
+            "memory",
+            f"{size(used)} of {size(limit)} used, {full} (yields and renewals go on)",
+            "raise maxmemory or remove other data",
+        )
+    ]
+
+
+def _persistence(info: Mapping[str, Any]) -> Finding:
     if not int(info.get("aof_enabled", 0)):
         return Finding(
             "warning",
             "persistence",
-            "the append-only file is off: a restart of the server forgets queues, settings and holders of "
+            "the append-only file is off: a restart of the server forgets pauses, settings, and holders of "
             "lock-only groups (tokens still rise, and agents still keep two jobs off one device)",
             "for production set appendonly yes; with `timeslice up` use --data DIR",
         )
-    if info.get("aof_last_write_status", "ok") != "ok":
-        return Finding("error", "persistence", "the last write of the append-only file failed", "look for a full disk")
+    for what in ("aof_last_write_status", "aof_last_bgrewrite_status"):
+        if info.get(what, "ok") != "ok":
+            step = "write" if "write_" in what else "rewrite"
+            return Finding(
+                "error",
+                "persistence",
+                f"the last {step} of the append-only file failed: what happens now may be forgotten at a restart",
+                "look for a full or failing disk in the server's log",
+            )
     return Finding("ok", "persistence", "append-only file")
 
 
-def coordinators(facts: Facts) -> list[Finding]:
-    """Somebody has to drive the swaps of served groups."""
-    alive = sorted(name for name, left in facts.coordinators.items() if left >= 0)
-    served = [view.name for view in facts.views if view.mode == "served"]
-    if alive:
-        return [Finding("ok", "coordinator", f"{', '.join(alive)} alive")]
-    if served:
+def _replication(info: Mapping[str, Any]) -> list[Finding]:
+    if info.get("role") == "slave":
         return [
             Finding(
                 "error",
-                "coordinator",
-                f"none is alive, so nothing can be swapped in {', '.join(served)}",
-                "start one: timeslice coordinator",
+                "replication",
+                f"this server is a replica of {info.get('master_host')}:{info.get('master_port')} and takes no writes",
+                "use the master's address, or redis+sentinel:// so that it is found by itself",
             )
         ]
-    return [Finding("ok", "coordinator", "none runs, and none is needed: no group is served by agents")]
+    replicas = int(info.get("connected_slaves", 0))
+    # INFO tells this only where both min-replicas settings are above 0.
+    if not replicas or "min_slaves_good_slaves" in info:
+        return []
+    return [
+        Finding(
+            "warning",
+            "replication",
+            f"{replicas} replicas follow asynchronously and none is waited for: a failover may lose the last moments "
+            "(grants, yields, places in the queue); tokens still rise and agents still keep two jobs off one device, "
+            "but a lock-only group may have two holders until the first one's next renewal",
+            "set min-replicas-to-write 1 and min-replicas-max-lag 10, which bounds what a cut-off master can take",
+        )
+    ]
 
 
-def group(view: GroupView) -> list[Finding]:
-    """Agents, block, and jobs that use a device without holding."""
-    where = f"group {view.name}"
-    findings = [
+def _coverage(facts: Facts) -> list[Finding]:
+    cluster = facts.cluster
+    if int(facts.info.get("cluster_enabled", 0)) and facts.address.kind != "cluster":
+        return [
+            Finding(
+                "error",
+                "cluster",
+                "this server is a node of a cluster: only groups whose slot it has can be used through it",
+                "use redis+cluster://HOST:PORT,HOST:PORT (rediss+cluster:// with TLS)",
+            )
+        ]
+    if not cluster:
+        return []
+    covered = cluster.get("cluster_slots_ok") or 0
+    if is_whole(cluster):
+        return [Finding("ok", "cluster", f"all {SLOTS} slots are served")]
+    return [
         Finding(
             "error",
-            where,
-            f"node {node.node} is unreachable for {seconds(node.heartbeat_age_s)}",
-            f"start its agent again; if the machine is gone for good: timeslice node forget {node.node}",
+            "cluster",
+            f"state {cluster.get('cluster_state', 'unknown')}, {covered} of {SLOTS} slots are served: groups in the "
+            "others can't be used",
+            "run: redis-cli --cluster check HOST:PORT, then --cluster fix; see that every shard has a master",
         )
-        for node in view.nodes.values()
-        if not node.alive
     ]
-    if view.phase == "blocked":
-        findings.append(
-            Finding("error", where, f"blocked{for_long(view)}: {view.reason}", remedy(view.reason, view.name))
-        )
-    elif view.mode == "served" and not view.nodes:
-        findings.append(Finding("error", where, "no agent serves it", remedy("no agent serves", view.name)))
-    findings += [
+
+
+def _clock(skew_s: float | None) -> list[Finding]:
+    if skew_s is None:
+        return []
+    if abs(skew_s) <= SKEW_S:
+        return [Finding("ok", "clock", f"within {seconds(SKEW_S)} of the server's")]
+    ahead = "ahead of" if skew_s > 0 else "behind"
+    return [
         Finding(
             "warning",
-            where,
-            f"job {member.job} uses {size(member.device_bytes)} on node {member.node} without holding {view.name}",
-            "put first loads, saves and evaluations of that job into a hold too",
+            "clock",
+            f"this host is {seconds(abs(skew_s))} {ahead} the server; leases go by the server's clock, "
+            "but times in logs will not match",
+            "set up NTP on both",
         )
-        for member in view.members
-        if member.unheld
     ]
-    findings += [
-        Finding(
-            "warning",
-            where,
-            f"job {waiter.job} is deferred: {waiter.deferred}",
-            f"it is tried again by itself; details: timeslice status {view.name}",
-        )
-        for waiter in view.queue
-        if waiter.deferred and waiter.deferred != "silent"
-    ]
-    if not findings:
-        nodes = "lock-only" if view.mode == "lock" else f"{len(view.nodes)} of {len(view.nodes)} nodes alive"
-        findings.append(Finding("ok", where, f"{view.phase}, {nodes}"))
-    return findings
-
-
-# Start of a reason -> what to do. {group} is put in.
-_REMEDIES = (
-    ("no agent serves", "start one on the node with the devices: timeslice agent --group {group}"),
-    ("no coordinator", "start one: timeslice coordinator"),
-    ("data was lost", "wait: agents and holders report back within one lease, then it goes on by itself"),
-    ("the device state of job", "end that job's processes, then it goes on; details: timeslice status {group}"),
-    ("deferred", "it is tried again by itself; details: timeslice status {group}"),
-    ("node ", "start that node's agent again; if the machine is gone for good: timeslice node forget NODE"),
-)
-
-
-def remedy(reason: str, group: str) -> str:
-    """What to do about a blocked group."""
-    for start, advice in _REMEDIES:
-        if reason.startswith(start):
-            return advice.format(group=group)
-    return f"details: timeslice status {group}"

@@ -1,0 +1,103 @@
+"""What ``timeslice doctor`` reads from the server, once. What this user may not read is left out and named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from timeslice.addresses import Address, parse_url
+from timeslice.cli.session import Session
+from timeslice.errors import ServerUnsuitableError
+from timeslice.locks.scripts import text
+from timeslice.locks.view import GroupView
+
+SLOTS = 16_384  # of a cluster
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that was read. ``info`` is empty where INFO is forbidden."""
+
+    address: Address
+    info: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Mapping[str, str] = field(default_factory=dict)  # CLUSTER INFO
+    skew_s: float | None = None  # this host's clock minus the server's
+    now_ms: int = 0  # the server's clock
+    coordinators: Mapping[str, float] = field(default_factory=dict)  # name -> seconds until its deadline
+    nodes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # name -> its agent's record
+    views: tuple[GroupView, ...] = ()
+    denied: tuple[str, ...] = ()  # commands that this user may not send
+
+
+def gather(session: Session) -> Facts:
+    """Read everything once. Raises RedisUnreachableError and ServerUnsuitableError."""
+    client: Any = session.driver.client
+    address = parse_url(session.url)
+    denied: list[str] = []
+
+    def read(what: str, attempt: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return session.ask(attempt)
+        except ServerUnsuitableError as error:
+            if not is_denial(error):
+                raise
+            denied.append(what)
+            return otherwise
+
+    cluster = read("CLUSTER INFO", lambda: _cluster(client), {}) if address.kind == "cluster" else {}
+    if cluster and not is_whole(cluster):
+        return Facts(address, cluster=cluster, denied=tuple(denied))  # the rest would not be answered
+    skew_s = read("TIME", lambda: _skew(client), None)
+    now_ms = int((time.time() - (skew_s or 0.0)) * 1000)
+    deadlines = read("ZRANGE", lambda: client.zrange(session.keys.coordinators, 0, -1, withscores=True), [])
+    info = read("INFO", client.info, {})
+    groups = read("SMEMBERS of the groups", session.group_names, [])
+    nodes = read("SMEMBERS of the nodes", session.node_names, [])
+    records = {node: read("HGETALL of nodes", _record(session, node), {}) for node in nodes}
+    views = [read(f"looking at group {name}", _looking(session, name), None) for name in groups]
+    return Facts(
+        address=address,
+        info=info,
+        cluster=cluster,
+        skew_s=skew_s,
+        now_ms=now_ms,
+        coordinators={text(name): (deadline - now_ms) / 1000 for name, deadline in deadlines},
+        nodes=records,
+        views=tuple(view for view in views if view is not None),
+        denied=tuple(dict.fromkeys(denied)),
+    )
+
+
+def is_whole(cluster: Mapping[str, str]) -> bool:
+    """Whether a cluster says that it is well and serves every slot."""
+    return cluster.get("cluster_state") == "ok" and cluster.get("cluster_slots_ok") == str(SLOTS)
+
+
+def is_denial(error: ServerUnsuitableError) -> bool:
+    """Whether it was one command or key that was refused, and not the server or the credentials as a whole."""
+    cause = error.__cause__
+    return isinstance(cause, redis.exceptions.NoPermissionError) or "unknown command" in str(cause)
+
+
+def _skew(client: Any) -> float:
+    before = time.time()
+    at, micros = client.time()
+    return (before + time.time()) / 2 - (int(at) + int(micros) / 1e6)
+
+
+def _record(session: Session, node: str) -> Callable[[], dict[str, str]]:
+    key = session.keys.node_state(node)
+    client: Any = session.driver.client
+    return lambda: {text(name): text(value) for name, value in client.hgetall(key).items()}
+
+
+def _looking(session: Session, name: str) -> Callable[[], GroupView]:
+    return lambda: session.driver.view(session.keys.group(name))
+
+
+def _cluster(client: Any) -> dict[str, str]:
+    return {text(name): text(value) for name, value in client.cluster_info().items()}
