@@ -12,9 +12,12 @@ import pytest
 import redis
 from click.testing import CliRunner
 
+from tests.agent.conftest import rig
 from tests.conftest import NeedsTool, valkey_binary
 from timeslice.cli.main import main
 from timeslice.embedded import EmbeddedServer
+
+__all__ = ["rig"]
 
 SECRET = "s3cret"
 GROUP, OTHER, NODE, OTHER_NODE = "g", "theirs", "n1", "n2"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -78,11 +79,14 @@ class System:
 
     def job(self, name: str) -> subprocess.Popen[str]:
         """A job's process, once it was inside."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environment = self.environment("client") | {"TIMESLICE_JOB": name}
-        process = subprocess.Popen([sys.executable, "-c", JOB], env=environment, text=True, **pipes)  # type: ignore[call-overload]
+        process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-c", JOB], env=environment, text=True, **pipes
+        )
         self.processes.append(process)
-        assert process.stdout.readline() == "inside\n", process.stderr.read()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "inside\n"
         return process
 
     def close(self) -> None:
