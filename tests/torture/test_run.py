@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import NeedsTool
+from timeslice.torture.clock import PIDS
 
 LINE = [sys.executable, "-m", "timeslice", "torture"]
 DEADLINE_S = 110.0
@@ -89,11 +91,13 @@ def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
     with subprocess.Popen([*LINE, *arguments], stderr=subprocess.DEVNULL) as run:
         _await_fault(tmp_path / "history" / "parts" / "run.jsonl")
         started = _processes_with(str(tmp_path))
-        assert started
+        (work,) = {found[0] for line in started if (found := re.search(r"/[^\s\"]*/tst-\w+", line))}
+        servers = (Path(work) / PIDS).read_text().split()
+        assert _left_of(work, servers)
         run.kill()
         run.wait()
     until = time.monotonic() + 20
-    while left := _processes_with(str(tmp_path)) | {line for line in _mounts() if "/tst-" in line} - _MOUNTS_BEFORE:
+    while left := _processes_with(str(tmp_path)) | _left_of(work, servers):
         assert time.monotonic() < until, left
         time.sleep(0.05)
 
@@ -113,11 +117,11 @@ def test_refusals(tmp_path: Path) -> None:
     assert "has no history of a torture run" in messages
 
 
-def _mounts() -> set[str]:
-    return set(Path("/proc/self/mounts").read_text().splitlines())
-
-
-_MOUNTS_BEFORE = _mounts()
+def _left_of(work: str, servers: list[str]) -> set[str]:
+    """What there is of a run on this machine, beside its processes."""
+    mounts = {line for line in Path("/proc/self/mounts").read_text().splitlines() if work in line}
+    shared = {each.name for each in Path("/dev/shm").iterdir() if any(each.name.endswith(f"_{pid}") for pid in servers)}
+    return mounts | shared | ({work} if Path(work).exists() else set())
 
 
 def _await_fault(part: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from timeslice.embedded import find_binary
 
+PIDS = "server.pids"
 _LIBRARIES = ("usr/lib/*/faketime/libfaketime.so.1", "usr/lib*/faketime/libfaketime.so.1")
 MISSING = (
     "the server's clock is not moved: no server here runs with libfaketime "
@@ -42,6 +43,7 @@ def prepare_server(folder: Path) -> tuple[str, Clock | None]:
     program.write_text(
         "#!/bin/sh\n"
         f"[ \"$1\" = --version ] && exec '{binary}' --version\n"
+        f"echo $$ >>'{folder / PIDS}'\n"  # the library leaves shared memory named so when its process is killed
         f"{preload} exec '{binary}' \"$@\" --enable-debug-command local\n"
     )
     program.chmod(0o700)

@@ -15,12 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from timeslice.torture.clock import PIDS
 from timeslice.torture.history import Born, Died, Healed, Writer
 
 Role = Literal["job", "agent", "coordinator"]
 
 AGAIN_S = 1.0  # after an end that nobody planned
-_GUARD = 'read -r _; for each in "$1"/*/devices/* "$1"/*/state; do umount -l "$each" 2>/dev/null; done; kill -KILL 0'
+# The kernel hangs a group up when it is orphaned with stopped processes in it; the guard has to outlive that.
+_GUARD = f"""trap '' HUP; read -r _
+cat "$1/{PIDS}" 2>/dev/null |
+    while read -r pid; do rm -f "/dev/shm/faketime_shm_$pid" "/dev/shm/sem.faketime_sem_$pid"; done
+for each in "$1"/*/devices/* "$1"/*/state; do umount -l "$each" 2>/dev/null; done
+rm -rf "$1"; kill -KILL 0"""
 _TAIL_BYTES = 2000
 
 
@@ -115,13 +121,16 @@ class Processes:
 
     def end(self) -> None:
         """Kill all that is left."""
-        assert self._guard.stdin is not None
         for child in self.children:
             if child.process is not None:
                 child.process.kill()
         for child in self.children:
             if child.process is not None:
                 child.process.wait()
+
+    def clear(self) -> None:
+        """Remove mounts and files, as the guard would if this process ended now."""
+        assert self._guard.stdin is not None
         self._guard.stdin.close()
         self._guard.wait()
 

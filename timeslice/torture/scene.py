@@ -147,10 +147,11 @@ class Scene:
         driver.close()
 
     def _clear_away(self) -> None:
-        self.processes.end()  # its guard unmounts what was mounted
+        self.processes.end()
         for node in NODES:
             for path in self.devices(node).values():
                 try:
                     Device.open(path).destroy(force=True)
                 except (EmulatedDeviceError, OSError):
-                    pass  # it was unmounted, or never made
+                    pass  # it was never made
+        self.processes.clear()
