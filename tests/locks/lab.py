@@ -238,7 +238,7 @@ class Lab:
 
     def lose_everything(self) -> None:
         """What FLUSHALL does to this group."""
-        keys: Any = self.redis.keys(self.group.prefix + ":*")
+        keys = list(self.redis.scan_iter(self.group.prefix + ":*", count=1000))
         if keys:
             self.redis.delete(*keys)
 

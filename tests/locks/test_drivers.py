@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-import redis
 
 from tests.conftest import ServerFactory
 from tests.locks.faces import Face
@@ -37,6 +36,14 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def blocked(lab: Lab) -> int:
+    """How many wait on a server, or on any of the cluster."""
+    client: Any = lab.redis
+    nodes = client.get_primaries() if hasattr(client, "get_primaries") else [None]
+    found = [client.client_list(**({"target_nodes": node} if node else {})) for node in nodes]
+    return sum(each["cmd"] == "xread" and "b" in each["flags"] for clients in found for each in clients)
+
+
 def in_thread(work: Callable[[], T]) -> Callable[[], T]:
     """Start ``work``; the function returned waits for its result or raises its error."""
     results: list[T] = []
@@ -61,26 +68,26 @@ def in_thread(work: Callable[[], T]) -> Callable[[], T]:
     return join
 
 
-def test_a_waiter_is_woken_by_the_yield(face: Callable[[str], Face], plain: Lab) -> None:
+def test_a_waiter_is_woken_by_the_yield(face: Callable[[str], Face], site: Lab) -> None:
     """The whole way: queued, woken by its own stream, confirmed."""
-    driver = face(plain.url)
-    token = plain.grant("a1")
-    join = in_thread(lambda: driver.drive(flows.acquire(plain.group, plain.request("b1"))))
-    until(lambda: plain.waiting == ["b1"])
-    plain.release("a1", token)
+    driver = face(site.url)
+    token = site.grant("a1")
+    join = in_thread(lambda: driver.drive(flows.acquire(site.group, site.request("b1"))))
+    until(lambda: site.waiting == ["b1"])
+    site.release("a1", token)
     grant = join()
     assert isinstance(grant, Grant)
     assert grant.token > token
-    assert plain.number("confirmed") == 1
+    assert site.number("confirmed") == 1
 
 
-def test_a_script_the_server_forgot_is_sent_again(face: Callable[[str], Face], plain: Lab) -> None:
+def test_a_script_the_server_forgot_is_sent_again(face: Callable[[str], Face], site: Lab) -> None:
     """SCRIPT FLUSH between two calls is not noticed."""
-    driver = face(plain.url)
-    plain.redis.script_flush()
-    assert isinstance(driver.run(acquire(plain, "a1")), Granted)
-    plain.redis.script_flush()
-    assert isinstance(driver.run(scripts.yield_(plain.group, "a1", plain.number("token"))), Yielded)
+    driver = face(site.url)
+    site.redis.script_flush()
+    assert isinstance(driver.run(acquire(site, "a1")), Granted)
+    site.redis.script_flush()
+    assert isinstance(driver.run(scripts.yield_(site.group, "a1", site.number("token"))), Yielded)
 
 
 def test_a_call_whose_answer_is_lost_is_sent_again(face: Callable[[str], Face], plain: Lab, proxy: Impostor) -> None:
@@ -131,11 +138,11 @@ def test_a_wait_goes_on_over_a_cut(face: Callable[[str], Face], plain: Lab, prox
     assert fields == {"kind": "poke"}
 
 
-def test_a_wait_that_nothing_comes_of_ends_in_time(face: Callable[[str], Face], plain: Lab) -> None:
+def test_a_wait_that_nothing_comes_of_ends_in_time(face: Callable[[str], Face], site: Lab) -> None:
     """No entry is an answer, not an error."""
-    driver = face(plain.url)
-    assert driver.wait(Wait(plain.group.grant("b1"), "0-0", 30)) == []
-    assert driver.wait(Wait(plain.group.grant("b1"), "0-0", 0)) == []
+    driver = face(site.url)
+    assert driver.wait(Wait(site.group.grant("b1"), "0-0", 30)) == []
+    assert driver.wait(Wait(site.group.grant("b1"), "0-0", 0)) == []
 
 
 NOT_NOW = {
@@ -234,35 +241,35 @@ def test_an_address_that_can_t_be_read_is_a_usage_error(face: Callable[[str], Fa
         face("http://example.org")
 
 
-def test_waiters_use_no_connection_of_the_pool(plain: Lab) -> None:
+def test_waiters_use_no_connection_of_the_pool(site: Lab) -> None:
     """Twenty threads wait while the pool has two connections, and calls go through all the same."""
-    driver = SyncDriver(plain.url + "?max_connections=2")
-    plain.grant("a1")
+    driver = SyncDriver(site.url + "?max_connections=2")
+    site.grant("a1")
     joins = [
-        in_thread(lambda n=n: driver.drive(flows.acquire(plain.group, plain.request(f"w{n}"))))  # type: ignore[misc]
+        in_thread(lambda n=n: driver.drive(flows.acquire(site.group, site.request(f"w{n}"))))  # type: ignore[misc]
         for n in range(20)
     ]
-    until(lambda: len(plain.waiting) == 20)
-    until(lambda: sum(client["cmd"] == "xread" for client in plain.redis.client_list()) >= 20)
-    order = plain.waiting
-    driver.run(scripts.yield_(plain.group, "a1", plain.number("token")))
+    until(lambda: len(site.waiting) == 20)
+    until(lambda: blocked(site) >= 20)
+    order = site.waiting
+    driver.run(scripts.yield_(site.group, "a1", site.number("token")))
     for waiter in order:
-        until(lambda waiter=waiter: plain.holder == waiter and plain.number("confirmed") == 1)  # type: ignore[misc]
-        driver.run(scripts.yield_(plain.group, waiter, plain.number("token")))
+        until(lambda waiter=waiter: site.holder == waiter and site.number("confirmed") == 1)  # type: ignore[misc]
+        driver.run(scripts.yield_(site.group, waiter, site.number("token")))
     for join in joins:
         join()
     driver.close()
 
 
-def test_many_tasks_wait_on_one_loop(plain: Lab) -> None:
+def test_many_tasks_wait_on_one_loop(site: Lab) -> None:
     """As above, for asyncio: all are granted, in order."""
 
     async def main() -> list[int]:
-        driver = AsyncDriver(plain.url + "?max_connections=2")
+        driver = AsyncDriver(site.url + "?max_connections=2")
 
         async def one(n: int) -> int:
-            grant = await driver.drive(flows.acquire(plain.group, plain.request(f"w{n}")))
-            await driver.run(scripts.yield_(plain.group, f"w{n}", grant.token))
+            grant = await driver.drive(flows.acquire(site.group, site.request(f"w{n}")))
+            await driver.run(scripts.yield_(site.group, f"w{n}", grant.token))
             return grant.token
 
         try:
@@ -274,70 +281,80 @@ def test_many_tasks_wait_on_one_loop(plain: Lab) -> None:
     assert len(set(tokens)) == 20
 
 
-def test_a_cancelled_wait_does_not_hand_its_connection_on(plain: Lab) -> None:
+def test_a_cancelled_wait_does_not_hand_its_connection_on(site: Lab) -> None:
     """An answer that comes later would be read by the next wait as its own."""
 
     async def main() -> Entries:
-        driver = AsyncDriver(plain.url)
-        task = asyncio.create_task(driver.wait(Wait(plain.group.grant("b1"), "0-0", 10_000)))
-        while not any(client["cmd"] == "xread" for client in await driver.client.client_list()):
+        driver = AsyncDriver(site.url)
+        task = asyncio.create_task(driver.wait(Wait(site.group.grant("b1"), "0-0", 10_000)))
+        while not blocked(site):
             await asyncio.sleep(0.005)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await driver.client.xadd(plain.group.grant("b1"), {"kind": "for b"})
-        found = await driver.wait(Wait(plain.group.grant("c1"), "0-0", 50))
+        await driver.client.xadd(site.group.grant("b1"), {"kind": "for b"})
+        found = await driver.wait(Wait(site.group.grant("c1"), "0-0", 50))
         await driver.close()
         return found
 
     assert asyncio.run(main()) == []
 
 
-def test_a_forked_child_leaves_its_parent_s_connections_alone(plain: Lab) -> None:
+def test_a_forked_child_leaves_its_parent_s_connections_alone(site: Lab) -> None:
     """Parent and child wait and call on; each gets its own answers."""
-    driver = SyncDriver(plain.url)
-    driver.wait(Wait(plain.group.grant("b1"), "0-0", 1))
-    plain.redis.xadd(plain.group.grant("b1"), {"kind": "b"})
-    plain.redis.xadd(plain.group.grant("c1"), {"kind": "c"})
+    driver = SyncDriver(site.url)
+    driver.wait(Wait(site.group.grant("b1"), "0-0", 1))
+    site.redis.xadd(site.group.grant("b1"), {"kind": "b"})
+    site.redis.xadd(site.group.grant("c1"), {"kind": "c"})
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            entries = driver.wait(Wait(plain.group.grant("c1"), "0-0", 1000))
-            reply = driver.run(acquire(plain, "c1"))
+            entries = driver.wait(Wait(site.group.grant("c1"), "0-0", 1000))
+            reply = driver.run(acquire(site, "c1"))
             driver.close()
             code = 0 if entries[0][1] == {"kind": "c"} and isinstance(reply, Granted) else 2
         finally:
             os._exit(code)
-    entries = driver.wait(Wait(plain.group.grant("b1"), "0-0", 1000))
+    entries = driver.wait(Wait(site.group.grant("b1"), "0-0", 1000))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert entries[0][1] == {"kind": "b"}
-    assert driver.wait(Wait(plain.group.grant("b1"), "0-0", 1000)) == entries
-    assert driver.run(scripts.cancel(plain.group, "c1")) == "granted"
+    assert driver.wait(Wait(site.group.grant("b1"), "0-0", 1000)) == entries
+    assert driver.run(scripts.cancel(site.group, "c1")) == "granted"
     driver.close()
 
 
-def test_the_view_is_one_moment(face: Callable[[str], Face], plain: Lab) -> None:
+def test_connections_that_broke_do_not_count_against_the_limit(plain: Lab) -> None:
+    """However often the server closes them: the limit of the URL is for those that are open."""
+    driver = SyncDriver(plain.url + "?max_connections=1")
+    for _ in range(3):
+        assert driver.view(plain.group).holder == ""
+        for client in plain.redis.client_list():
+            if client["cmd"] in {"eval_ro", "evalsha_ro"}:
+                plain.redis.client_kill_filter(_id=client["id"])
+    driver.close()
+
+
+def test_the_view_is_one_moment(face: Callable[[str], Face], site: Lab) -> None:
     """Both drivers read the group in one transaction."""
-    plain.grant("a1")
-    plain.queue("b1")
-    view = face(plain.url).view(plain.group)
+    site.grant("a1")
+    site.queue("b1")
+    view = face(site.url).view(site.group)
     assert (view.holder, [waiter.job for waiter in view.queue]) == ("a", ["b"])
 
 
-def test_a_client_told_to_decode_makes_no_difference(face: Callable[[str], Face], plain: Lab) -> None:
+def test_a_client_told_to_decode_makes_no_difference(face: Callable[[str], Face], site: Lab) -> None:
     """Options in the URL do not change what the drivers read."""
-    driver = face(plain.url + "?decode_responses=True&protocol=3")
-    token = driver.run(acquire(plain, "a1")).token
-    plain.redis.xadd(plain.group.grant("b1"), {"kind": "poke"})
-    assert driver.wait(Wait(plain.group.grant("b1"), "0-0", 100))[0][1] == {"kind": "poke"}
-    assert driver.view(plain.group).number("token") == token
+    driver = face(site.url + "?decode_responses=True&protocol=3")
+    token = driver.run(acquire(site, "a1")).token
+    site.redis.xadd(site.group.grant("b1"), {"kind": "poke"})
+    assert driver.wait(Wait(site.group.grant("b1"), "0-0", 100))[0][1] == {"kind": "poke"}
+    assert driver.view(site.group).number("token") == token
 
 
-def test_lua_errors_are_not_taken_for_outages(plain: Lab) -> None:
+def test_lua_errors_are_not_taken_for_outages(site: Lab) -> None:
     """A key of the wrong kind, put there by somebody else, is said at once."""
-    plain.redis.set(plain.group.queue, "not a sorted set")
-    driver = SyncDriver(plain.url)
+    site.redis.set(site.group.queue, "not a sorted set")
+    driver = SyncDriver(site.url)
     with pytest.raises(ServerUnsuitableError, match="WRONGTYPE"):
-        driver.run(acquire(plain, "a1"))
+        driver.run(acquire(site, "a1"))
     driver.close()
-    assert isinstance(plain.redis, redis.Redis)

@@ -82,7 +82,7 @@ def test_a_group_in_use_is_not_deleted(lab: Lab) -> None:
         lab.run(delete)
     lab.run(scripts.leave(lab.group, "n1"))
     lab.run(delete)
-    assert lab.redis.keys(f"{lab.group.prefix}:*") == [lab.group.ended.encode()]
+    assert list(lab.redis.scan_iter(f"{lab.group.prefix}:*")) == [lab.group.ended.encode()]
     assert 0 < lab.redis.ttl(lab.group.ended) <= 120
     with pytest.raises(UnknownGroupError):
         lab.run(scripts.delete(lab.group))
