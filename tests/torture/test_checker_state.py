@@ -139,8 +139,8 @@ def a_holder_is_moved() -> Tale:
     tale = Tale()
     tale.enters("a.1")
     tale.moves("a", "prepare", "abort")
-    tale.wait(2)
     tale.leaves("a.1")
+    tale.told("LeaseYielded", "a-1", token="1001")
     return tale
 
 

@@ -190,7 +190,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "no-confirmation": Mutant(
         "a grant counts, and a body begins, before its waiter has confirmed it",
-        frozenset({"overlap", "resident"}),
+        frozenset({"overlap", "resident", "restored"}),
         [
             Edit("lease.lua", "set('confirmed', direct and '1' or '0')", "set('confirmed', '1')"),
             Edit("lease.lua", "  if direct then\n    set('deadline_ms'", "  if true then\n    set('deadline_ms'"),
@@ -199,7 +199,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "no-reclaim": Mutant(
         "when a holder's lease expires its state is taken for gone, not proved out",
-        frozenset({"resident"}),
+        frozenset({"resident", "overlap"}),
         [
             Edit(
                 "lease.lua",

@@ -102,8 +102,10 @@ def _is_over(story: Story, terms: Terms, body: Try, move: Moved) -> bool:
         if event.at > by:
             break
         granted = event.type in {"LeaseGranted", "LeaseReinstalled"}
+        mine = event.fields.get("token") == str(body.token)
         newer = granted and int(event.fields.get("token", "0")) > body.token
-        ended = not granted and event.fields.get("token") == str(body.token)
+        # A yield is no reason: the body says before it that it has left.
+        ended = mine and not granted and event.type != "LeaseYielded"
         if newer or ended or event.type == "StateLost":
             return True
     return any(
