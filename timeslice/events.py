@@ -7,12 +7,20 @@ Times are milliseconds of the Redis server's clock; bytes are bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from timeslice.models import BODY_MAX, NUMBER_MAX, TEXT_MAX, Text
 
 VERSION = "1"
+_LATEST_MS = 10**14  # beyond it no calendar goes
+_FIELDS_MOST = 64
+
+Amount = Annotated[int, Field(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+Plan = Annotated[str, Field(max_length=BODY_MAX)]
 
 
 class Event(BaseModel):
@@ -21,9 +29,9 @@ class Event(BaseModel):
     # A field that a newer script adds is no reason to lose the event.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    id: str
-    group: str
-    at_ms: int
+    id: Text
+    group: Text
+    at_ms: int = Field(ge=0, le=_LATEST_MS)
 
     @property
     def name(self) -> str:
@@ -38,8 +46,8 @@ class Event(BaseModel):
 class UnknownEvent(Event):
     """An entry that this version can't read."""
 
-    type: str
-    fields: dict[str, str]
+    type: Text
+    fields: dict[Text, Text] = Field(max_length=_FIELDS_MOST)
 
     @property
     def name(self) -> str:
@@ -49,47 +57,47 @@ class UnknownEvent(Event):
 class WaiterQueued(Event):
     """A request had to wait."""
 
-    job: str
-    waiter: str
-    priority: int = 0
-    label: str = ""
+    job: Text
+    waiter: Text
+    priority: Amount = 0
+    label: Text = ""
 
 
 class WaiterCancelled(Event):
     """A request was withdrawn, by its client or an operator; a grant under way was passed on."""
 
-    job: str
-    waiter: str
-    by: str = ""
+    job: Text
+    waiter: Text
+    by: Text = ""
 
 
 class WaiterReaped(Event):
     """A request gave no sign of life for its whole time to live."""
 
-    job: str
-    waiter: str
+    job: Text
+    waiter: Text
 
 
 class LeaseGranted(Event):
     """A waiter became the holder."""
 
-    job: str
-    waiter: str
-    token: int
-    how: str = ""  # no-op, first load, restored
-    host: str = ""
-    pid: str = ""
-    label: str = ""
-    waited_ms: int = 0
-    swap_ms: int = 0
+    job: Text
+    waiter: Text
+    token: Amount
+    how: Text = ""  # no-op, first load, restored
+    host: Text = ""
+    pid: Text = ""
+    label: Text = ""
+    waited_ms: Amount = 0
+    swap_ms: Amount = 0
 
 
 class _LeaseEnded(Event):
-    job: str
-    waiter: str
-    token: int
-    held_ms: int = 0
-    label: str = ""
+    job: Text
+    waiter: Text
+    token: Amount
+    held_ms: Amount = 0
+    label: Text = ""
 
 
 class LeaseYielded(_LeaseEnded):
@@ -99,7 +107,7 @@ class LeaseYielded(_LeaseEnded):
 class LeaseReclaimed(_LeaseEnded):
     """The holder went without a word."""
 
-    why: str = ""
+    why: Text = ""
 
 
 class GrantExpired(_LeaseEnded):
@@ -109,66 +117,66 @@ class GrantExpired(_LeaseEnded):
 class LeaseRevoked(_LeaseEnded):
     """An operator took the group away from its holder."""
 
-    by: str = ""
-    reason: str = ""
+    by: Text = ""
+    reason: Text = ""
 
 
 class LeaseReinstalled(Event):
     """After data loss a holder's renewal put its lease back."""
 
-    job: str
-    waiter: str
-    token: int
+    job: Text
+    waiter: Text
+    token: Amount
 
 
 class SwapStarted(Event):
     """State has to move before the next grant. Without a job it only brings out what ``evict`` names."""
 
-    swap: int
-    job: str = ""
-    waiter: str = ""
-    evict: str = ""
+    swap: Amount
+    job: Text = ""
+    waiter: Text = ""
+    evict: Text = ""
 
 
 class SwapPlanned(Event):
     """A coordinator stored what the swap will do (JSON of `timeslice.models.Plan`)."""
 
-    swap: int
-    plan: str = ""
+    swap: Amount
+    plan: Plan = ""
 
 
 class SwapFinished(Event):
     """What had to leave is out, what had to come is in."""
 
-    swap: int
-    job: str = ""
-    how: str = ""
-    swap_ms: int = 0
+    swap: Amount
+    job: Text = ""
+    how: Text = ""
+    swap_ms: Amount = 0
 
 
 class SwapDeferred(Event):
     """The swap was refused or undone; its waiter keeps its place and is tried again."""
 
-    swap: int
-    job: str = ""
-    waiter: str = ""
-    reason: str = ""
+    swap: Amount
+    job: Text = ""
+    waiter: Text = ""
+    reason: Text = ""
 
 
 class StepFailed(Event):
     """One node could not do its part of a swap."""
 
-    node: str
-    swap: int
-    kind: str = ""  # of the fault
-    error: str = ""
+    node: Text
+    swap: Amount
+    kind: Text = ""  # of the fault
+    error: Text = ""
 
 
 class _JobMoved(Event):
-    node: str
-    job: str
-    bytes: int = 0
-    swap: int = 0
+    node: Text
+    job: Text
+    bytes: Amount = 0
+    swap: Amount = 0
 
 
 class JobSuspended(_JobMoved):
@@ -186,100 +194,100 @@ class JobGone(_JobMoved):
 class JobUnheld(Event):
     """A job uses the device without holding the group."""
 
-    node: str
-    job: str
-    device_bytes: int = 0
+    node: Text
+    job: Text
+    device_bytes: Amount = 0
 
 
 class NodeJoined(Event):
     """An agent serves the group from now on."""
 
-    node: str
+    node: Text
 
 
 class NodeLeft(Event):
     """An agent left, or an operator forgot its node."""
 
-    node: str
-    by: str = ""
-    reason: str = ""
-    lost: str = ""  # jobs whose state on it was given up
+    node: Text
+    by: Text = ""
+    reason: Text = ""
+    lost: Text = ""  # jobs whose state on it was given up
 
 
 class NodeDrained(Event):
     """An operator takes a node out of use for maintenance: nobody is granted meanwhile."""
 
-    node: str
-    by: str = ""
-    reason: str = ""
+    node: Text
+    by: Text = ""
+    reason: Text = ""
 
 
 class NodeUndrained(Event):
     """The maintenance of a node is over."""
 
-    node: str
-    by: str = ""
-    reason: str = ""
+    node: Text
+    by: Text = ""
+    reason: Text = ""
 
 
 class EvictionOrdered(Event):
     """An operator orders a job's state off the device."""
 
-    job: str
-    by: str = ""
-    reason: str = ""
-    force: int = 0  # 1: whether its workload answers or not
+    job: Text
+    by: Text = ""
+    reason: Text = ""
+    force: Amount = 0  # 1: whether its workload answers or not
 
 
 class GroupRepaired(Event):
     """An operator had put right what needed no guess."""
 
-    by: str = ""
-    reason: str = ""
-    did: str = ""
+    by: Text = ""
+    reason: Text = ""
+    did: Text = ""
 
 
 class OwnerChanged(Event):
     """Another coordinator drives the group's swaps."""
 
-    owner: str
-    epoch: int = 0
+    owner: Text
+    epoch: Amount = 0
 
 
 class GroupPaused(Event):
     """No grants until the group is resumed."""
 
-    by: str = ""
+    by: Text = ""
 
 
 class GroupResumed(Event):
     """Grants go on."""
 
-    by: str = ""
+    by: Text = ""
 
 
 class GroupConfigured(Event):
     """The group was created or its settings changed."""
 
-    mode: str = ""
+    mode: Text = ""
 
 
 class GroupBlocked(Event):
     """Nobody can be granted until the reason is gone."""
 
-    reason: str = ""
+    reason: Text = ""
 
 
 class ClockStepped(Event):
     """The server's clock jumped or the server was away: every deadline got its full term again."""
 
-    from_ms: int = 0
+    from_ms: Amount = 0
 
 
 class StateLost(Event):
     """The server knew less than a caller: no grants for one lease while everybody comes back."""
 
-    floor: int = 0
+    floor: Amount = 0
 
 
 KINDS: Mapping[str, type[Event]] = {
@@ -327,6 +335,6 @@ def decode(group: str, entry_id: str, fields: Mapping[str, str]) -> Event:
         except ValidationError:
             pass  # shown as it stands, below
     stamp = entry_id.partition("-")[0]
-    return UnknownEvent(
-        id=entry_id, group=group, at_ms=int(stamp) if stamp.isdigit() else 0, type=kind, fields=dict(fields)
-    )
+    at_ms = min(int(stamp), _LATEST_MS) if re.fullmatch(r"[0-9]{1,20}", stamp) else 0
+    shown = {name[:TEXT_MAX]: value[:TEXT_MAX] for name, value in list(fields.items())[:_FIELDS_MOST]}
+    return UnknownEvent(id=entry_id, group=group, at_ms=at_ms, type=kind[:TEXT_MAX], fields=shown)

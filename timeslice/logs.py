@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from timeslice.addresses import redact_url
+from timeslice.names import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -46,7 +47,7 @@ class _Plain(logging.Formatter):
         line = f"{_when(record)} {record.levelname.lower():7} {record.name}: {record.getMessage()}{where}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return _clean(line)
+        return printable(_clean(line))
 
 
 class _Json(logging.Formatter):

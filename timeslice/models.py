@@ -43,7 +43,8 @@ Positive = Annotated[int, Field(gt=0, le=NUMBER_MAX)]
 Milliseconds = Annotated[int, Field(gt=0, le=24 * 3_600_000)]
 Id = Annotated[str, Field(max_length=300)]
 Word = Annotated[str, Field(max_length=MAX_LENGTH)]
-Text = Annotated[str, Field(max_length=2000)]
+TEXT_MAX = 2000  # characters of a reason or an error
+Text = Annotated[str, Field(max_length=TEXT_MAX)]
 Mode = Literal["offload", "discard"]
 
 

@@ -9,6 +9,7 @@ import click
 from timeslice.cli.exits import exit_code
 from timeslice.cli.session import Session
 from timeslice.errors import TimeSliceError
+from timeslice.names import printable
 
 # name -> (module, first sentence of its help). The command object is called as the command itself.
 COMMANDS = {
@@ -60,7 +61,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except TimeSliceError as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {printable(str(error))}", err=True)
             ctx.exit(exit_code(error))
 
 

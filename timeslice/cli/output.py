@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from timeslice.names import printable
+
 SCHEMA = 1  # of every JSON document; docs/reference/json.md
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,7 +33,7 @@ def print_json(document: Mapping[str, Any], *, line: bool = False) -> None:
 
 def note(message: str) -> None:
     """Tell people something that is no result."""
-    click.echo(message, err=True)
+    click.echo(printable(message), err=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:

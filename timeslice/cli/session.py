@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import click
 
 from timeslice.errors import InvalidNameError, ServerUnsuitableError, UnknownGroupError, UsageError
+from timeslice.names import printable
 
 if TYPE_CHECKING:  # they bring redis-py and pydantic, which `--help` does not need
     from collections.abc import Callable, Iterable
@@ -128,7 +129,7 @@ class Session:
                 ServerUnsuitableError,
                 UsageError,
             ) as error:  # no reason to hide the others
-                click.echo(f"warning: group {name} can't be shown: {error}", err=True)
+                click.echo(f"warning: group {name} can't be shown: {printable(str(error))}", err=True)
         return found
 
     def view(self, name: str) -> GroupView:

@@ -33,7 +33,8 @@ _SCRIPTS = Rule(_CALL, {"group": "RW", "config": "RW"})
 ROLES: Mapping[str, tuple[Rule, ...]] = {
     "client": (
         Rule(
-            f"{_QUEUE} {_LOOK} {_CONNECT} del hexists xread xrevrange zcard zrank zremrangebyrank zremrangebyscore",
+            f"{_QUEUE} {_LOOK} {_CONNECT} del hexists hlen xread xrevrange zcard zrank zremrangebyrank "
+            "zremrangebyscore",
             {"group": "RW", "config": "R"},
         ),
         _SCRIPTS,
@@ -41,7 +42,7 @@ ROLES: Mapping[str, tuple[Rule, ...]] = {
         Rule("expire xadd xread xrevrange", {"channels": "RW"}),
     ),
     "agent": (
-        Rule(f"{_QUEUE} {_LOOK} {_CONNECT} hkeys info", {"group": "RW", "config": "R"}),
+        Rule(f"{_QUEUE} {_LOOK} {_CONNECT} hexists hkeys hlen info", {"group": "RW", "config": "R"}),
         _SCRIPTS,
         Rule("sadd srem", {"groups": "W", "nodes": "W"}),
         Rule(

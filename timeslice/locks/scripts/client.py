@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from timeslice.errors import GroupModeError
+from timeslice.errors import GroupModeError, RefusedError
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts.base import Call, make_call, text
 
@@ -157,7 +157,19 @@ def cancel(group: GroupKeys, waiter: str, *, by: str = "client", floor: int = 0)
 
 def register(group: GroupKeys, job: str, host: str, pid: int, record: str, *, floor: int = 0) -> Call[bool]:
     """Note a process of a job as a target of its node's agent. False: no agent of that node serves the group."""
-    return make_call("register", group, (floor, job, host, pid, record), lambda reply: text(reply[0]) == "ok")
+
+    def parse(reply: list[Any]) -> bool:
+        kind = text(reply[0])
+        if kind == "refused":
+            raise RefusedError(
+                f"group {group.name}: process {pid} of job {job} can't be registered: {text(reply[1])}",
+                group=group.name,
+                job=job,
+                node=host,
+            )
+        return kind == "ok"
+
+    return make_call("register", group, (floor, job, host, pid, record), parse)
 
 
 def waits(group: GroupKeys, lease_id: str, elsewhere: str, waiter: str, *, still: bool, floor: int = 0) -> Call[bool]:

@@ -17,6 +17,7 @@ local MAX_PAUSE_MS = 120000 -- no deferral or quiet time is longer
 local ENDED_KEEP_MS = 120000
 local GRANT_KEEP_S = 120
 local UNDECLARED_KEEP_S = 600
+local FIELD_MAX, RECORD_MAX, TARGETS_MAX = 256, 8192, 10000 -- of registrations, in bytes and entries
 local EVENTS_KEPT, INBOX_KEPT, ENDED_KEPT = 2000, 64, 10000
 
 local S = {} -- the state as read, then as changed
@@ -108,6 +109,29 @@ local function pause_reason()
   return S.paused == '' and S.drains ~= '' and 'drained: ' .. S.drains or S.paused
 end
 
+-- Each node says what is on its devices before anybody is granted.
+local function ask_all_nodes()
+  local unheard = ''
+  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+    unheard = unheard .. ' ' .. node .. ' '
+  end
+  set('unheard', unheard)
+end
+
+-- A restart or a failover may have lost the last writes, and what is left does not show it. Where INFO is forbidden
+-- the loss is noticed by the first heartbeat.
+local function notice_another_server()
+  local info = redis.pcall('INFO', 'server')
+  local id = type(info) == 'string' and string.match(info, 'run_id:(%w+)')
+  local known = redis.call('HGET', state_key, 'server')
+  if id and id ~= known then
+    set('server', id)
+    if known then
+      ask_all_nodes()
+    end
+  end
+end
+
 -- The server knows less than somebody else does. What it says of leases and swaps may be old, so nobody is granted while
 -- holders renew and agents tell what is there; and a swap that began before what was lost is nobody's any more.
 local function note_loss()
@@ -118,11 +142,7 @@ local function note_loss()
   if S.swap_id ~= 0 then
     clear_swap()
   end
-  local unheard = ''
-  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
-    unheard = unheard .. ' ' .. node .. ' '
-  end
-  set('unheard', unheard)
+  ask_all_nodes()
   emit('StateLost', 'floor', digits(floor))
 end
 
