@@ -137,7 +137,8 @@ def two_on_a_device() -> Tale:
 @breaks("touched")
 def a_holder_is_moved() -> Tale:
     tale = Tale()
-    tale.enters("a.1")
+    tale.granted("a-1")
+    tale.enters("a.1", token=tale.token)
     tale.moves("a", "prepare", "abort")
     tale.leaves("a.1")
     tale.told("LeaseYielded", "a-1", token="1001")
@@ -147,7 +148,8 @@ def a_holder_is_moved() -> Tale:
 @good
 def moved_after_it_was_revoked() -> Tale:
     tale = Tale()
-    tale.enters("a.1")
+    tale.granted("a-1")
+    tale.enters("a.1", token=tale.token)
     tale.moves("a", "prepare begin")
     tale.told("LeaseReclaimed", "a-1", token="1001")
     tale.moves("a", "prepare done", "suspend")
@@ -157,7 +159,8 @@ def moved_after_it_was_revoked() -> Tale:
 @good
 def moved_while_its_end_can_not_be_read() -> Tale:
     tale = Tale()
-    tale.enters("a.1")
+    tale.granted("a-1")
+    tale.enters("a.1", token=tale.token)
     tale.fault("stop", "server.1")
     tale.moves("a", "prepare", "suspend")
     return tale

@@ -11,6 +11,10 @@ from timeslice.torture.history import Moved
 
 _WORD_S = 1.5  # by then the reader of the event stream has read what the scripts told
 
+_ENDS = frozenset(
+    {"LeaseGranted", "LeaseReclaimed", "LeaseReinstalled", "GrantExpired", "StateLost"}
+)
+
 
 def not_restored(story: Story, terms: Terms) -> Iterator[Violation]:
     """Nobody is in before his own state is.
@@ -97,18 +101,19 @@ def _touch_at(story: Story, body: Try, at: float) -> Moved | None:
 
 
 def _is_over(story: Story, terms: Terms, body: Try, move: Moved) -> bool:
+    """Whether the stream tells that the lease ended before it was yielded, or can't be expected to."""
     by = move.at + _WORD_S * SECOND
+    granted = False
     for event in story.told.get(body.group, ()):
         if event.at > by:
             break
-        granted = event.type in {"LeaseGranted", "LeaseReinstalled"}
-        mine = event.fields.get("token") == str(body.token)
-        newer = granted and int(event.fields.get("token", "0")) > body.token
-        # A yield is no reason: the body says before it that it has left.
-        ended = mine and not granted and event.type != "LeaseYielded"
-        if newer or ended or event.type == "StateLost":
+        if not granted:
+            granted = event.type == "LeaseGranted" and event.fields.get("token") == str(body.token)
+        elif event.type == "LeaseYielded" and event.fields.get("token") == str(body.token):
+            return False  # by itself, and after it had left
+        elif event.type in _ENDS:
             return True
-    return any(
+    return not granted or any(
         story.hinders(harm, "") and harm.at <= by and harm.until >= move.at - terms.lease_s * SECOND
         for harm in story.harms_to(body.group)
     )
