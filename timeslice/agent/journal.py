@@ -27,6 +27,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
     draft = path.with_suffix(".new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        os.fchmod(fd, 0o600)  # whatever the umask is
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
