@@ -121,7 +121,7 @@ def test_what_has_ended_is_remembered_up_to_a_number(lab: Lab) -> None:
     lab.redis.eval("for i = 1, 20000 do redis.call('ZADD', KEYS[1], ARGV[1] + i, 'w' .. i) end", 1, lab.group.ended,
                    lab.view.now_ms - 60_000)  # fmt: skip
     lab.cancel("last")
-    assert lab.redis.zcard(lab.group.ended) == 10_000
+    assert 9_999 <= lab.redis.zcard(lab.group.ended) <= 10_000
     assert lab.redis.zscore(lab.group.ended, "w1") is None
     assert None not in lab.redis.zmscore(lab.group.ended, ["w20000", "last"])
 

@@ -19,6 +19,7 @@ end
 local joined = not redis.call('ZSCORE', nodes_key, node)
 redis.call('ZADD', nodes_key, now + ttl_ms, node)
 if joined then
+  notice_another_server()
   set('counter', math.max(S.counter, 1)) -- no agent's floor is nothing: it can prove a loss before the first grant
   if not is_unheard(node) then
     set('unheard', S.unheard .. ' ' .. node .. ' ')
