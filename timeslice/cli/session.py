@@ -147,7 +147,7 @@ def parse_json(stored: str) -> Any:
     """What an agent stored as JSON; None for nothing, and what is no JSON as it is, so that somebody sees it."""
     try:
         return json.loads(stored) if stored else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return stored
 
 
