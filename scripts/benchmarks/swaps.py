@@ -7,6 +7,7 @@ the same writes to disk, over the same server, with a process for each node. It 
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ import redis
 import timeslice
 from benchmarks.tools import Figures, free_port, rounds, tcp_url
 from timeslice.agent.journal import write_whole
-from timeslice.client.identity import this_target
+from timeslice.client.identity import process_start, this_target
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
@@ -162,9 +163,13 @@ def measure() -> Figures:
                    "--backend", "noop", "--log-level", "error")  # fmt: skip
         _until("eight agents", lambda: len(driver.view(keys).nodes) == NODES)
         _until("an owner", lambda: driver.view(keys).state.get("owner"))
-        for number in range(NODES):  # both jobs have a process on every node: this one
-            for job in ("a", "b"):
-                target = this_target(GROUP, job, f"node{number}")
+        for job in ("a", "b"):  # both have a process on every node: always the same one
+            process = subprocess.Popen(["sleep", "600"], env={**os.environ, "TIMESLICE_JOB": job})
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            for number in range(NODES):
+                ours = this_target(GROUP, job, f"node{number}")
+                target = ours.model_copy(update={"pid": process.pid, "start": process_start(process.pid)})
                 driver.run(scripts.register(keys, job, target.host, target.pid, target.model_dump_json()))
         jobs, bare = _Jobs(url), _Bare(url, folder)
         stack.callback(bare.close)

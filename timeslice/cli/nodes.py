@@ -38,12 +38,21 @@ def nodes(session: Session, as_json: bool) -> None:
                 ", ".join(group["group"] for group in each["groups"]),
                 "emulated" if each["emulated"] else "",
                 each["version"],
-                next((f"{g['fault']}: {g['error']}" for g in each["groups"] if g["fault"] or g["error"]), ""),
+                next((f"{g['fault']}: {g['error']}" for g in each["groups"] if g["fault"] or g["error"]), "")
+                or _complaint(each["complaints"]),
             )
             for each in found
         ],
         empty="no nodes yet; start an agent: timeslice agent --group GROUP",
     )
+
+
+def _complaint(told: Any) -> str:
+    """The first thing that the agent complains of, and how many there are; by group, as it was stored."""
+    groups = told.values() if isinstance(told, dict) else ()
+    lines = [str(line) for each in groups if isinstance(each, list) for line in each]
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return f"{lines[0]:.200}{more}" if lines else ""
 
 
 def _health(node: dict[str, Any]) -> str:
