@@ -103,8 +103,7 @@ class _Job:
             elif verb == "leave":
                 self._may_leave[words[0]].set()
             elif verb == "clock":
-                real = time.time
-                time.time = lambda: real() + words[0]
+                _step_clock(*words)
 
     def _say(self, number: int, **news: Any) -> None:
         with self._saying:
@@ -132,6 +131,11 @@ class _Job:
         if url not in self._clients:
             self._clients[url] = Client(url, self._job, "ts")
         return self._clients[url]
+
+
+def _step_clock(seconds: float) -> None:
+    real = time.time
+    time.time = lambda: real() + seconds
 
 
 def _main(job: str, pipe: Connection, fake: str) -> None:

@@ -47,15 +47,12 @@ class Situations:
     def converge(self) -> None:
         """Everybody gets a turn, in order, with state intact, and then the first ones once more."""
         stack = self.stack
-        for group in SITUATIONS:
-            if not self.first[group].over.is_set():
-                stack.leave(self.first[group])
+        stack.leave(*(hold for hold in self.first.values() if not hold.over.is_set()))
         self.second["idle"] = stack.hold("idle", "b")
         for group in SITUATIONS:
             stack.await_inside(self.second[group])
             self.check_device(group, "b", "a")
-        for group in SITUATIONS:
-            stack.leave(self.second[group])
+        stack.leave(*self.second.values())
         assert self.third
         stack.await_inside(self.third)
         self.check_device("waiting", "c", "a", "b")
@@ -64,8 +61,7 @@ class Situations:
         for hold in again:
             stack.await_inside(hold)
             self.check_device(hold.group, "a", *(("b", "c") if hold.group == "waiting" else ("b",)))
-        for hold in again:
-            stack.leave(hold)
+        stack.leave(*again)
         stack.judge()
 
     def check_device(self, group: str, inside: str, *out: str) -> None:

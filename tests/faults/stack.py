@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,12 @@ class Stack:
     def let_go(self, hold: Hold) -> None:
         self.job(hold.job).let_go(hold)
 
-    def leave(self, hold: Hold) -> None:
-        """The hold is over when this returns."""
-        self.let_go(hold)
-        self._await(hold, hold.over)
+    def leave(self, *holds: Hold) -> None:
+        """The holds are over when this returns."""
+        for hold in holds:
+            self.let_go(hold)
+        for hold in holds:
+            self._await(hold, hold.over)
 
     def await_inside(self, hold: Hold) -> None:
         self._await(hold, hold.inside)
@@ -179,7 +182,7 @@ class Stack:
         """One holder at a time, tokens rise, no lease was lost."""
         for group in {hold.group for hold in self.holds}:
             entered = sorted((h for h in self.holds if h.group == group and h.token), key=lambda h: h.entered)
-            for before, after in zip(entered, entered[1:], strict=False):
+            for before, after in pairwise(entered):
                 assert before.left, f"{after} beside {before}"
                 assert before.left <= after.entered, f"{before} overlaps {after}"
                 assert before.token < after.token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.locks.lab import Lab
 from timeslice.locks import scripts
-from timeslice.locks.scripts import Granted, Lost, Observed, Renewed
+from timeslice.locks.scripts import Granted, Lost, Observed, Renewed, Yielded
 
 
 def test_a_waiter_that_knows_more_stops_all_grants_for_a_lease(lab: Lab) -> None:
@@ -90,6 +90,35 @@ def test_a_lease_is_not_put_back_after_another_s_turn(lab: Lab) -> None:
     assert lab.holder == ""
 
 
+def test_a_yield_of_a_lease_that_the_server_forgot_is_no_loss(lab: Lab) -> None:
+    """It stood until now: the holder is told so, each time, and is not let in again by a late renewal. It proves the
+    loss, too: nobody is granted for a lease, and the next token is higher. †"""
+    token = lab.grant("a1")
+    lab.lose_everything()
+    assert isinstance(lab.run(scripts.yield_(lab.group, "a1", token, floor=token)), Yielded)
+    assert isinstance(lab.release("a1", token), Yielded)
+    assert isinstance(lab.renew("a1", token), Lost)
+    assert lab.holder == ""
+    assert lab.queue("c1").reason.startswith("data was lost")
+    for _ in range(4):
+        lab.pass_time(9)
+        lab.ask("c1")
+    assert lab.holder == "c1"
+    assert lab.number("token") > token
+
+
+def test_a_forgotten_yield_leaves_the_one_who_holds_now(lab: Lab) -> None:
+    """An older server's memory, or a newcomer: the yield of another lease never ends one."""
+    token = lab.grant("a1")
+    lab.lose_everything()
+    lab.plant(counter=1)
+    lab.grant("b1")
+    lab.plant(token=token - 10)
+    assert isinstance(lab.release("a1", token), Yielded)
+    assert lab.holder == "b1"
+    assert isinstance(lab.renew("b1", token - 10), Renewed)
+
+
 def test_an_expired_lease_is_not_put_back(lab: Lab) -> None:
     """Nothing was lost: the server remembers this token and that it is over."""
     token = lab.grant("a1")
@@ -154,7 +183,8 @@ def test_who_knows_no_more_is_no_witness_of_loss(lab: Lab) -> None:
 
 def test_a_newcomer_that_comes_before_the_waiters_stays_behind_them(lab: Lab) -> None:
     """The clock is behind all numbers drawn; the floor that comes with the newcomer raises its place too. †"""
-    lab.plant(counter=lab.view.now_ms + 3_600_000, seq=lab.view.now_ms + 3_600_000)
+    ahead = lab.view.now_ms + 3_600_000
+    lab.plant(counter=ahead, seq=ahead)
     lab.grant("a1")
     score = lab.queue("b1").score
     lab.release("a1", lab.number("token"))

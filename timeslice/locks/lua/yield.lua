@@ -1,5 +1,5 @@
 --[[
-Gives the group up. A repeated yield is answered like the first.
+Gives the group up. A repeated yield is answered like the first, and so is one of a lease that lost data took along.
 ARGV  1 floor  2 lease id  3 token, or '' where an operator yields for a job
 Reply ok pending_waiters kept counter   (kept 1: nobody waits, so the state stays on the device)
       not_holder holder_job holder_token counter taken_by why
@@ -9,8 +9,10 @@ Events LeaseYielded, and what advance and reap emit
 local lease, token = ARGV[2], ARGV[3]
 
 begin(true)
+-- As for a renewal: less than our token means that the server forgot our grant. Then the lease stood until now.
+local forgotten = token ~= '' and S.token < tonumber(token) and S.swap_id < tonumber(token) and not has_ended(lease)
 local mine = S.lease_id == lease and (token == '' or S.token == tonumber(token))
-if not mine then
+if not mine and not forgotten then
   local by, why = taken_by(lease)
   if has_ended(lease) and by == '' then
     local pending = redis.call('ZCARD', queue_key)
@@ -19,7 +21,14 @@ if not mine then
   return { 'not_holder', S.job, S.token, S.counter, by, why }
 end
 settle_clock()
-end_lease('LeaseYielded')
+if mine then
+  end_lease('LeaseYielded')
+else
+  set('counter', math.max(S.counter, tonumber(token)))
+  if S.lease_id == '' then
+    set('token', tonumber(token)) -- so that nobody puts an older lease back
+  end
+end
 remember_ended(lease)
 local pending = redis.call('ZCARD', queue_key)
 if pending > 0 then
