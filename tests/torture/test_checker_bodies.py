@@ -216,6 +216,31 @@ def a_grant_falls_after_data_loss() -> Tale:
 
 
 @good
+def a_lock_only_group_starts_anew_after_its_clock_was_ahead_and_its_data_lost() -> Tale:
+    tale = Tale(lock_only=True)
+    tale.heals(tale.fault("clock"))
+    tale.enters("a.1", token=7)
+    tale.granted("a-1", token=7)
+    tale.leaves("a.1")
+    tale.heals(tale.fault("flush"))
+    tale.granted("b-1", token=6)
+    tale.enters("b.1", token=6)
+    tale.leaves("b.1")
+    return tale
+
+
+@breaks("tokens")
+def a_lock_only_group_loses_its_data_under_a_true_clock() -> Tale:
+    tale = Tale(lock_only=True)
+    tale.enters("a.1", token=7)
+    tale.leaves("a.1")
+    tale.heals(tale.fault("flush"))
+    tale.enters("b.1", token=6)
+    tale.leaves("b.1")
+    return tale
+
+
+@good
 def a_lease_is_put_back_after_data_loss() -> Tale:
     tale = Tale()
     tale.granted("a-1", token=7)
