@@ -14,10 +14,11 @@ from click.testing import CliRunner
 
 from tests.agent.conftest import rig
 from tests.conftest import NeedsTool, valkey_binary
+from tests.security.registry import known, start
 from timeslice.cli.main import main
 from timeslice.embedded import EmbeddedServer
 
-__all__ = ["rig"]
+__all__ = ["known", "rig", "start"]
 
 SECRET = "s3cret"
 GROUP, OTHER, NODE, OTHER_NODE = "g", "theirs", "n1", "n2"

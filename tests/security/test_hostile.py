@@ -24,7 +24,7 @@ from tests.locks.lab import Lab, start_swap
 from timeslice import events
 from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
 from timeslice.embedded import EmbeddedServer
-from timeslice.errors import TimeSliceError
+from timeslice.errors import RefusedError, TimeSliceError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import GroupKeys, Keys
@@ -142,6 +142,23 @@ def test_every_verb_answers_or_refuses_whatever_stands_in_the_group(
         lab.lose_everything()
         driver.close()
         lab.redis.close()
+
+
+def test_a_registration_that_is_too_much_is_refused_and_never_handed_out(server: EmbeddedServer, prefix: str) -> None:
+    """The script bounds each record and their number; one that was written past the script is shown to nobody."""
+    lab = Lab(server.url, prefix)
+    lab.join("n1")
+    with pytest.raises(RefusedError, match="too long"):
+        lab.run(scripts.register(lab.group, "a", "n1", 1, "x" * 9000))
+    lab.redis.hset(lab.group.targets, "a/n1/1", "x" * 9000)
+    lab.redis.hset(lab.group.targets, "a" * 300 + "/n1/1", "{}")
+    assert lab.view.targets == {}
+    lab.redis.hset(lab.group.targets, mapping={f"a{number}/n1/{number}": "{}" for number in range(10_000)})
+    with pytest.raises(RefusedError, match="10000 processes are registered already"):
+        lab.run(scripts.register(lab.group, "b", "n1", 1, "{}"))
+    assert lab.run(scripts.register(lab.group, "a7", "n1", 7, '{"more": 1}'))
+    assert len(lab.view.targets) <= 10_000
+    lab.redis.close()
 
 
 EVENT_NAMES = st.text(max_size=8) | st.sampled_from(["type", "v", "at_ms", "job", "token"])

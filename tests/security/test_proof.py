@@ -5,84 +5,27 @@ The processes here are real, the registrations hostile: written as anybody may w
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent.rig import Rig, until
+from tests.security.registry import SLEEP, Known, Start
 from tests.support.jobs import process_state, shows
 from timeslice.agent import procfs
-from timeslice.agent.targets import MAX_TARGETS, TargetRegistry
 from timeslice.backends.registry import get_backend
 from timeslice.client.identity import show_membership
+from timeslice.errors import BackendError, FaultKind
 
-SLEEP = ["/bin/sh", "-c", "echo up; exec sleep 600"]
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's process")
-
-
-class Known:
-    """A registry of group g on node n1, fed as a heartbeat feeds it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.registry = TargetRegistry("g", "n1", folder / "targets.json", lambda: None)
-
-    async def claim(self, pid: int, job: str = "a", **changes: Any) -> str:
-        """Register a process for a job; why it was refused, or ''."""
-        found = procfs.look_at(pid)
-        fields = {
-            "job": job,
-            "host": "n1",
-            "pid": pid,
-            "start": found.start if found else 1,
-            "uid": found.uid if found else 0,
-            "pid_namespace": procfs.pid_namespace(),
-        } | changes
-        name = f"{job}/n1/{pid}"
-        await self.registry.refresh({name: json.dumps(fields)})
-        return self.registry.refused.get(name, "")
-
-
-@pytest.fixture
-async def known(tmp_path: Path) -> AsyncIterator[Known]:
-    made = Known(tmp_path)
-    yield made
-    made.registry.close()
-
-
-Start = Callable[..., int]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts processes; they end with the test."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def begin(line: list[str] = SLEEP, **options: Any) -> int:
-        bare = {name: value for name, value in os.environ.items() if not name.startswith("TIMESLICE_")}
-        options["env"] = bare | options.get("env", {})
-        process = subprocess.Popen(line, stdout=subprocess.PIPE, **options)
-        running.append(process)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process.pid
-
-    yield begin
-    for process in running:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 async def test_a_process_that_shows_nothing_is_not_touched(known: Known, start: Start) -> None:
@@ -292,54 +235,21 @@ def started_as(pid: int, counter: Path) -> subprocess.Popen[bytes] | None:
     return None
 
 
-HOSTILE = {
-    "giant": json.dumps({"job": "a", "tags": ["x" * 10_000_000]}),
-    "deep": "[" * 100_000,
-    "no object": "[]",
-    "wrong types": json.dumps({"job": 1, "host": [], "pid": "x", "start": {}, "uid": -1, "pid_namespace": None}),
-    "endless number": '{"pid": ' + "9" * 100_000 + "}",
-    "path": json.dumps({"job": "a", "host": "n1", "pid": 77, "start": 1, "uid": 0, "pid_namespace": "pid:[1]",
-                        "channel": "../../{x}:\n\x1b[2J"}),
-    "unknown field": json.dumps({"job": "a", "host": "n1", "pid": 77, "start": 1, "uid": 0, "pid_namespace": "",
-                                 "\x1b]0;owned\x07": "x"}),
-    "half a character": '{"job": "\ud83d',
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("record", HOSTILE.values(), ids=HOSTILE)
-async def test_hostile_records_are_refused_in_one_clean_line(
-    known: Known, record: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing of them is believed, and nothing of them is repeated to the log's reader."""
-    name = "a\x1b[31m\n/n1/77"
-    with caplog.at_level(logging.WARNING):
-        await known.registry.refresh({"a/n1/77": record, name: record, "/n1/": record, "a/n1/" + "7" * 5000: record})
-        await known.registry.refresh({"a/n1/77": record, name: record})
-    assert known.registry.jobs() == ()
-    assert len(caplog.records) == 4  # each once
-    for message in caplog.messages:
-        assert message.isprintable()
-        assert len(message) < 800
-    assert all(line.isprintable() for line in known.registry.complaints())
-
-
-async def test_ten_thousand_registrations_cost_little_and_hide_no_honest_one(
-    known: Known, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is looked at, remembered and logged is capped; who was known before stays known."""
-    honest = start(pass_fds=shows("a"))
-    assert await known.claim(honest) == ""
-    (target,) = known.registry.alive("a")
-    flood = {
-        f"x{number}/n1/{honest}": target.model_copy(update={"job": f"x{number}"}).model_dump_json()
-        for number in range(10_000)
-    }
-    with caplog.at_level(logging.WARNING):
-        await known.registry.refresh(flood | {f"a/n1/{honest}": target.model_dump_json()})
-    assert known.registry.jobs() == ("a",)
-    assert len(known.registry.refused) < MAX_TARGETS
-    assert len(caplog.records) < 20
-    assert len(known.registry.complaints()) < 20
+@needs_root
+async def test_a_process_that_becomes_another_users_is_not_touched_any_more(known: Known, start: Start) -> None:
+    """It was the job's when it registered; the look right before each step says that it is not now."""
+    change = "import os, sys, time\nprint('up', flush=True)\nsys.stdin.read()\nos.setuid(65534)\ntime.sleep(600)"
+    reading, writing = os.pipe()
+    pid = start([sys.executable, "-c", change], env={"TIMESLICE_JOB": "a"}, stdin=reading)
+    os.close(reading)
+    assert await known.claim(pid) == ""
+    targets = known.registry.alive("a")
+    known.registry.verify(targets)
+    os.close(writing)
+    await until(lambda: (found := procfs.look_at(pid)) is not None and found.uid == NOBODY, "it is another user's")
+    with pytest.raises(BackendError, match="runs as user id 65534 now") as refused:
+        known.registry.verify(targets)
+    assert refused.value.kind is FaultKind.POISONED
 
 
 async def test_no_order_reaches_a_stranger(rig: Rig, start: Start, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ from timeslice.models import RECORD_MAX, Target, brief, read_wire
 log = logging.getLogger("timeslice.agent")
 
 MAX_TARGETS = 4096  # of one group on one node
+MAX_ENDED = 512  # ended ones to be told of at a time; the others' turn comes when the group has heard of these
 _SAID = 10  # refusals that are told at a time
 _STORED = TypeAdapter(list[Target])
 
@@ -77,7 +78,7 @@ class TargetRegistry:
         seen: dict[tuple[int, int], Evidence] = {}
         for name in chosen[:MAX_TARGETS]:
             raw = ours[name]
-            if self._raw.get(name) == raw:
+            if self._raw.get(name) == raw or (name not in self._raw and len(self.ended) >= MAX_ENDED):
                 continue
             if (problem := self._consider(name, raw, seen)) is None:
                 self._raw[name] = raw
@@ -210,7 +211,8 @@ class TargetRegistry:
         if len(self._watched) >= MAX_TARGETS:
             return f"{MAX_TARGETS} processes are watched already"
         for (job, pid), watched in self._watched.items():
-            if pid == target.pid and job != target.job and not procfs.has_exited(watched.pidfd):
+            same = (pid, watched.target.start) == (target.pid, target.start)
+            if same and job != target.job and not procfs.has_exited(watched.pidfd):
                 return f"it is a process of job {job} already; give each job processes of its own"
         return None
 
