@@ -132,8 +132,8 @@ class Lab:
 
     def forget(self, node: str, *lose: str) -> None:
         """An operator takes out a node that is silent."""
-        lapse = "redis.call('DEL', KEYS[2]) redis.call('ZADD', KEYS[1], 1, ARGV[1])"  # works on a full server too
-        self.redis.eval(lapse, 2, self.group.nodes, self.group.events + "-none", node)
+        lapse = "redis.call('HDEL', KEYS[2], '_') redis.call('ZADD', KEYS[1], 1, ARGV[1])"  # works on a full server too
+        self.redis.eval(lapse, 2, self.group.nodes, self.group.state, node)
         self.run(scripts.forget(self.group, node, "eve", "", lose=lose))
 
     def report(

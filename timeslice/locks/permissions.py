@@ -33,7 +33,7 @@ _SCRIPTS = Rule(_CALL, {"group": "RW", "config": "RW"})
 ROLES: Mapping[str, tuple[Rule, ...]] = {
     "client": (
         Rule(
-            f"{_QUEUE} {_LOOK} {_CONNECT} del hexists hlen xread xrevrange zcard zrank zremrangebyrank "
+            f"{_QUEUE} {_LOOK} {_CONNECT} del hexists hlen info xread xrevrange zcard zrank zremrangebyrank "
             "zremrangebyscore",
             {"group": "RW", "config": "R"},
         ),
