@@ -66,12 +66,17 @@ class Model:
             return "lost"
         return "ok"
 
-    def release(self, name: str, token: int) -> str:
-        """'ok' or 'not_holder'."""
-        if (self.lease, self.token) != (name, token):
+    def release(self, name: str, token: int, news: bool = False) -> str:
+        """'ok' or 'not_holder'. ``news``: the token itself is more than the server knows."""
+        mine = (self.lease, self.token) == (name, token)
+        forgotten = self.token < token and name not in self.ended
+        if not mine and not forgotten:
             return "ok" if name in self.ended else "not_holder"
-        self._settle(news=False)
-        self.lease = ""
+        self._settle(news and forgotten)
+        if mine:
+            self.lease = ""
+        elif not self.lease:
+            self.token = token
         self._end(name)
         if self.queue:
             self._reap()

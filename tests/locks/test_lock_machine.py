@@ -182,7 +182,9 @@ class LockMachine(RuleBasedStateMachine):
     def leave(self, n: int, twice: bool) -> None:
         client = self.pick(n)
         if client and client.inside:
-            said = self.expect(lambda _: self.model.release(client.name, self.grants[client.token]), twice)
+            self.match_tokens()
+            token, more = self.grants[client.token], client.token > self.lab.counter
+            said = self.expect(lambda news: self.model.release(client.name, token, news and more), twice)
             reply = self.send(scripts.yield_(self.lab.group, client.name, client.token), twice)
             assert isinstance(reply, Yielded if said == "ok" else NotHolder)
             client.over, client.inside = True, False

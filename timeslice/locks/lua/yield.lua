@@ -20,14 +20,14 @@ if not mine and not forgotten then
   end
   return { 'not_holder', S.job, S.token, S.counter, by, why }
 end
+if forgotten then
+  floor = math.max(floor, tonumber(token)) -- it proves the loss, too
+end
 settle_clock()
 if mine then
   end_lease('LeaseYielded')
-else
-  set('counter', math.max(S.counter, tonumber(token)))
-  if S.lease_id == '' then
-    set('token', tonumber(token)) -- so that nobody puts an older lease back
-  end
+elseif S.lease_id == '' then
+  set('token', tonumber(token)) -- so that nobody puts an older lease back
 end
 remember_ended(lease)
 local pending = redis.call('ZCARD', queue_key)
