@@ -43,7 +43,7 @@ KINDS: Mapping[str, Kind] = {
     "stop-coordinator": Kind(5, "coordinator", (0.5, 8)),
     "kill-server": Kind(5, "server", (0.2, 4)),
     "stop-server": Kind(3, "server", (0.3, 6)),
-    "sleep": Kind(2, "server", (0.3, 3)),
+    "sleep": Kind(2, "server", (0.3, 3), where=_ALONE),
     "drop": Kind(3, "server"),
     "pause": Kind(2, "server", (0.3, 3)),
     "forget": Kind(2, "server"),
