@@ -156,16 +156,16 @@ def test_a_lost_ownership_is_taken_again_with_a_higher_epoch(pair: Pair) -> None
     assert isinstance(other, scripts.OwnedBy)
 
 
-STEPS: dict[str, Callable[[Lab, int], None]] = {
-    "plan": lambda lab, epoch: lab.run(scripts.plan(lab.group, lab.swap, epoch, "{}", 10_000)) and None,
-    "prepared": lambda lab, epoch: lab.ack("n1", command(lab, epoch, "prepare"), outcome="prepared") and None,
+DONE = (Observed("a", "suspended", 10), Observed("b", "resident"))
+STEPS: dict[str, Callable[[Lab, int], object]] = {
+    "plan": lambda lab, epoch: lab.run(scripts.plan(lab.group, lab.swap, epoch, "{}", 10_000)),
+    "prepared": lambda lab, epoch: lab.ack("n1", command(lab, epoch, "prepare"), outcome="prepared"),
     "commit": lambda lab, epoch: (
         lab.run(scripts.step(lab.group, lab.swap, epoch, "prepare", "commit", 10_000)) and None
     ),
-    "done": lambda lab, epoch: lab.ack("n1", command(lab, epoch, "commit"), *DONE, outcome="done") and None,
-    "promote": lambda lab, epoch: lab.run(scripts.promote(lab.group, lab.swap, epoch, "restored")) and None,
+    "done": lambda lab, epoch: lab.ack("n1", command(lab, epoch, "commit"), *DONE, outcome="done"),
+    "promote": lambda lab, epoch: lab.run(scripts.promote(lab.group, lab.swap, epoch, "restored")),
 }
-DONE = (Observed("a", "suspended", 10), Observed("b", "resident"))
 
 
 def command(lab: Lab, epoch: int, step: str) -> str:
