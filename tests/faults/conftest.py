@@ -8,8 +8,16 @@ import pytest
 
 from tests.conftest import ServerFactory
 from tests.faults.stack import Stack
+from tests.support.disk import small_disk
 
 MakeStack = Callable[..., Stack]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 KiB. Name it before ``make_stack``, whose agents write to it to the end."""
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
 @pytest.fixture

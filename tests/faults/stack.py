@@ -6,6 +6,9 @@ Each group is brought into a situation of its own, so that one fault meets all o
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -76,6 +79,7 @@ class Stack:
         self.jobs: dict[str, JobProcess] = {}
         self.holds: list[Hold] = []
         self._daemons: list[Background] = []
+        self._agents: list[subprocess.Popen[str]] = []
         self._nodes: dict[str, str] = {}  # group -> node that serves it
 
     def proxy(self, party: str) -> Proxy:
@@ -92,21 +96,31 @@ class Stack:
         self._daemons.append(Background(name, lambda stop, ready: run_coordinator(options, stop=stop, ready=ready)))
 
     def serve(self, node: str, *groups: str, **changes: Any) -> None:
-        options = AgentOptions(
-            **{
-                "url": self.proxy(node).url,
-                "node": node,
-                "groups": groups,
-                "state_dir": self.folder / node,
-                "backends": {name: [f"knobs:folder={self.folder / 'fake'}"] for name in groups},
-                "ttl_s": 3.0,
-                **changes,
-            }
-        )
-        self._nodes |= dict.fromkeys(groups, node)
+        options = AgentOptions(**{**self._agent(node, groups), **changes})
         self._daemons.append(
             Background(node, lambda stop, ready: run_agent(options, stop=stop, ready=ready, make_backend=make))
         )
+
+    def spawn(self, node: str, *groups: str) -> subprocess.Popen[str]:
+        """An agent as a process of its own, to be killed; returns when it serves."""
+        options = self._agent(node, groups)
+        line = [sys.executable, "-m", "tests.agent.runner", json.dumps(options, default=str)]
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+        self._agents.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    def _agent(self, node: str, groups: tuple[str, ...]) -> dict[str, Any]:
+        self._nodes |= dict.fromkeys(groups, node)
+        return {
+            "url": self.proxy(node).url,
+            "node": node,
+            "groups": groups,
+            "state_dir": self.folder / node,
+            "backends": {name: [f"knobs:folder={self.folder / 'fake'}"] for name in groups},
+            "ttl_s": 3.0,
+        }
 
     def fake(self, group: str) -> Fake:
         return Fake(self.folder / "fake" / group)
@@ -195,6 +209,9 @@ class Stack:
             job.end()
         for daemon in self._daemons:
             daemon.stop()
+        for agent in self._agents:
+            agent.kill()
+            agent.communicate()
         for proxy in self.proxies.values():
             proxy.close()
         self.driver.close()

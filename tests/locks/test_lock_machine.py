@@ -239,6 +239,11 @@ class LockMachine(RuleBasedStateMachine):
         self.lab.lose_everything()
         self.model.lose()
 
+    @precondition(lambda self: not self.fresh)
+    @rule()
+    def time_is_up(self) -> None:
+        """The machine was too busy: real time moved on, and the model can't be compared any more."""
+
     # what must hold
 
     def match_tokens(self) -> None:
