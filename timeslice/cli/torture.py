@@ -99,9 +99,8 @@ def _run(options: Options, keep: Path | None, report: Path | None) -> None:
     from timeslice.torture.samples import quarters
     from timeslice.torture.schedule import schedule
 
-    schedule(
-        options.seed, options.seconds, options.topology, options.kinds
-    )  # a wrong name is told before anything runs
+    # A wrong name of a fault is told before anything runs.
+    schedule(options.seed, options.seconds, options.topology, options.kinds)
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise UsageError(f"{keep} is not empty; name a new folder for the history")
     folder = keep or Path(tempfile.mkdtemp(prefix="timeslice-torture-"))
@@ -110,7 +109,12 @@ def _run(options: Options, keep: Path | None, report: Path | None) -> None:
         if options.mutant:
             screen.say(f"THE PRODUCT IS MUTATED ({options.mutant}): this run says nothing about timeslice itself")
         screen.say(f"seed {options.seed}, {options.topology}, {options.seconds:g} s")
-        series = run_torture(options, folder, say=screen.say, show=screen.show)
+        try:
+            series = run_torture(options, folder, say=screen.say, show=screen.show)
+        except KeyboardInterrupt:  # before there was anything to judge
+            if keep is None:
+                shutil.rmtree(folder)
+            raise
     merge(folder)
     facts: dict[str, Any] = {
         "seed": options.seed,
