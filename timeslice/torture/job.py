@@ -48,6 +48,7 @@ class Spec(BaseModel):
     bytes: int
     lock_group: str
     until: float
+    pace: float = 1.0  # of its bodies and pauses; below 1 it is quicker
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Job:
         """Try after try, until its time is over."""
         while time.monotonic() < self._spec.until and not self._spec.drain.exists():
             yield from self._turn()
-            yield self._random.uniform(0.0, 0.4)  # reward and data, on the CPU
+            yield self._random.uniform(0.0, 0.4) * self._spec.pace  # reward and data, on the CPU
 
     def _turn(self) -> Steps:
         draw = self._random.random()
@@ -165,7 +166,7 @@ class Job:
                 yield from self._use(lease, requests[lease.group])
         if inner:
             yield from self._try((inner,), patience=3.0)
-        until = time.monotonic() + self._random.choice((0.05, 0.1, 0.2, 0.5, 1.0))
+        until = time.monotonic() + self._random.choice((0.05, 0.1, 0.2, 0.5, 1.0)) * self._spec.pace
         while (left := until - time.monotonic()) > 0:
             yield min(left, _LOOK_S)
             for lease in leases:

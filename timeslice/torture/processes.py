@@ -48,6 +48,7 @@ class Child:
     heals: list[int] = field(default_factory=list)  # faults that are over when it runs again
     killed: bool = False  # by the run
     doomed: bool = False  # told to kill itself
+    kill_at: str = ""  # where its next process does so, see ``killpoints``
 
     @property
     def label(self) -> str:
@@ -142,6 +143,9 @@ class Processes:
         line = [sys.executable, "-m", "timeslice.torture.child", child.role, json.dumps(child.make_spec(label))]
         if self._mutant:
             line += ["--mutant", self._mutant]
+        if child.kill_at:
+            line += ["--kill-at", child.kill_at]
+            child.kill_at, child.doomed = "", True
         with self._errors(label).open("wb") as errors:
             child.process = subprocess.Popen(
                 line,
