@@ -228,10 +228,15 @@ def socket_path(url: str) -> str | None:
     return parse_url(url).socket or None
 
 
+_IN_AUTHORITY = re.compile(r"://([^:/@\s]*):(?!\*\*\*@).*@", re.DOTALL)
+_IN_QUERY = re.compile(r"([?&]\w*password=)(?!\*\*\*(?:[&\s'\"]|$)).*?(?=&[a-z_]+=|$)", re.DOTALL)
+
+
 def redact_url(url: str) -> str:
     """The text with the passwords of URLs in it replaced by ``***``, fit for logs and messages."""
     # By pattern, not by parsing: a password with an unescaped # or / must not slip through. What is hidden already is
     # passed by, so that a line which is cleaned twice loses nothing.
-    hidden = re.sub(r"://([^:/@\s]*):(?!\*\*\*@).*@", r"://\1:***@", url, flags=re.DOTALL)
-    pattern = r"([?&]\w*password=)(?!\*\*\*(?:[&\s'\"]|$)).*?(?=&[a-z_]+=|$)"
-    return re.sub(pattern, r"\1***", hidden, flags=re.DOTALL)
+    found = _IN_QUERY.search(url)
+    if found and "@" in url[found.start() :]:  # which of the two places that is, can't be told
+        return re.sub(r"://.*", "://***", url, flags=re.DOTALL)
+    return _IN_QUERY.sub(r"\1***", _IN_AUTHORITY.sub(r"://\1:***@", url))

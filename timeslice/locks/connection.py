@@ -42,11 +42,13 @@ def connect(url: str, *, block_s: float = 0.0, reply_s: float = REPLY_TIMEOUT_S)
     options = _options(address, block_s, reply_s)
     match address.kind:
         case "standalone":
-            return redis.Redis(**_place(address), retry=Retry(NoBackoff(), 0), **options)
+            return redis.Redis(**_place(address), **_greeting(address), retry=Retry(NoBackoff(), 0), **options)
         case "sentinel":
             return _behind_sentinels(address, options)
     nodes = [redis.cluster.ClusterNode(*host) for host in address.hosts]  # type: ignore[no-untyped-call]
     options.pop("db", None)
+    if address.tls:
+        options["redis_connect_func"] = _greet
     cluster: Any = redis.cluster.RedisCluster(
         startup_nodes=nodes, retry=Retry(NoBackoff(), 0), require_full_coverage=False, **options
     )
@@ -106,11 +108,29 @@ async def disconnect_async(client: Any) -> None:
 
 
 def _behind_sentinels(address: Address, options: dict[str, Any]) -> redis.Redis:
-    sentinels: Any = Sentinels(address.hosts, sentinel_kwargs=_sentinel_options(address, options))  # type: ignore[no-untyped-call]
-    client: redis.Redis = sentinels.master_for(address.master, retry=Retry(NoBackoff(), 0), **options)
+    asked = _sentinel_options(address, options) | _greeting(address)
+    sentinels: Any = Sentinels(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+    retry = Retry(NoBackoff(), 0)
+    client: redis.Redis = sentinels.master_for(address.master, retry=retry, **_greeting(address), **options)
     pool = client.connection_pool
     pool.connection_class = type("Connection", (_Disconnecting, pool.connection_class), {})
     return client
+
+
+def _greeting(address: Address) -> dict[str, Any]:
+    """TLS sends something of its own after the handshake. redis-py's pool takes it for an answer to somebody else, and
+    refuses the connection (8.1, without asyncio), so that it has to be read before the pool looks."""
+    return {"redis_connect_func": _connect_and_greet} if address.tls else {}
+
+
+def _connect_and_greet(connection: Any) -> None:
+    connection.on_connect()
+    _greet(connection)
+
+
+def _greet(connection: Any) -> None:
+    connection.send_command("PING", check_health=False)
+    connection.read_response()
 
 
 def _place(address: Address) -> dict[str, Any]:

@@ -35,6 +35,7 @@ _NEVER = (
 _TLS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "NO_CERTIFICATE")
 _NO_CLUSTER = "cluster support disabled"
 _REDIS_STARTS = b"+-:$*"  # how every answer of a Redis server begins
+_QUESTION = b"PING\r\n\r\n"
 _PROBE_S = 0.3
 
 
@@ -73,7 +74,7 @@ def explain(error: BaseException, url: str) -> TimeSliceError:
             "TIMESLICE_PASSWORD."
         )
     if any(word in words for word in _TLS):
-        return ServerUnsuitableError(f"no TLS connection to {where}: {words}. {_tls_advice(words)}")
+        return _no_tls(where, words)
     if isinstance(error, redis.exceptions.InvalidResponse):
         return _no_redis(where)
     if isinstance(error, redis.exceptions.OutOfMemoryError):
@@ -82,10 +83,15 @@ def explain(error: BaseException, url: str) -> TimeSliceError:
         )
     if isinstance(error, redis.exceptions.ResponseError) and not is_transient(error):
         return ServerUnsuitableError(_refusal(error, words, address))
+    hint = "A port with TLS needs rediss://. " if _hung_up(words) and not address.tls and address.hosts else ""
     return RedisUnreachableError(
         f"Redis at {where} does not answer ({_shortened(words)}). Is it running, and is the address right? "
-        "Start one for this machine with: timeslice up"
+        f"{hint}Start one for this machine with: timeslice up"
     )
+
+
+def _hung_up(words: str) -> bool:
+    return "reset by peer" in words or "closed" in words
 
 
 def _refusal(error: BaseException, words: str, address: Address) -> str:
@@ -103,12 +109,14 @@ def _refusal(error: BaseException, words: str, address: Address) -> str:
     return f"Redis at {address.shown} refuses what timeslice sends: {words}. Run: timeslice doctor"
 
 
-def _tls_advice(words: str) -> str:
-    if "WRONG_VERSION_NUMBER" in words:
-        return "The port speaks no TLS: use the server's TLS port, or redis:// instead of rediss://"
+def _no_tls(where: str, words: str) -> ServerUnsuitableError:
     if "CERTIFICATE_VERIFY_FAILED" in words:
-        return "For a private certificate authority add ?ssl_ca_certs=/path/of/ca.pem to the URL"
-    return "The server wants a certificate of yours: add ?ssl_certfile=...&ssl_keyfile=... to the URL"
+        advice = "For a private certificate authority add ?ssl_ca_certs=/path/of/ca.pem to the URL"
+    elif "CERTIFICATE" in words or "UNKNOWN_CA" in words:
+        advice = "The server wants a certificate of yours: add ?ssl_certfile=...&ssl_keyfile=... to the URL"
+    else:
+        advice = "The port speaks no TLS: use the server's TLS port, or redis:// instead of rediss://"
+    return ServerUnsuitableError(f"no TLS connection to {where}: {words}. {advice}")
 
 
 def _shortened(words: str) -> str:
@@ -123,34 +131,36 @@ def _no_redis(where: str) -> ServerUnsuitableError:
 
 
 def speaks_otherwise(url: str) -> ServerUnsuitableError | None:
-    """An error that says so, if what listens there is no Redis. For servers that closed the connection, or hung.
+    """An error that says so, if what listens there is no Redis, or has no TLS though the URL says so.
 
-    A gRPC server greets at once; others complain of a question that they don't understand.
+    For servers that closed the connection, or hung. A gRPC server greets at once; others complain of a question that
+    they don't understand.
     """
     address = parse_url(url)
-    for host in () if address.tls else address.hosts:
+    for host in address.hosts:
         try:
             with socket.create_connection(host, timeout=_PROBE_S) as probe:
-                if _first_byte(probe) not in _REDIS_STARTS:
-                    return _no_redis(address.shown)
+                first = _first_byte(probe)
         except OSError:
             continue
+        if said := _judge(first, address):
+            return said
     return None
 
 
 def _first_byte(probe: socket.socket) -> bytes:
-    """Empty if none comes."""
+    """Empty if the server hangs up."""
     try:
         return probe.recv(1)
     except TimeoutError:
-        probe.sendall(b"PING\r\n\r\n")
+        probe.sendall(_QUESTION)
         return probe.recv(1)
 
 
 async def speaks_otherwise_async(url: str) -> ServerUnsuitableError | None:
     """As ``speaks_otherwise``, for asyncio."""
     address = parse_url(url)
-    for host in () if address.tls else address.hosts:
+    for host in address.hosts:
         try:
             async with asyncio.timeout(_PROBE_S):
                 reader, writer = await asyncio.open_connection(*host)
@@ -162,8 +172,8 @@ async def speaks_otherwise_async(url: str) -> ServerUnsuitableError | None:
             continue
         finally:
             writer.close()
-        if first not in _REDIS_STARTS:
-            return _no_redis(address.shown)
+        if said := _judge(first, address):
+            return said
     return None
 
 
@@ -172,6 +182,14 @@ async def _first_byte_async(reader: asyncio.StreamReader, writer: asyncio.Stream
         async with asyncio.timeout(_PROBE_S):
             return await reader.read(1)
     except TimeoutError:
-        writer.write(b"PING\r\n\r\n")
+        writer.write(_QUESTION)
         async with asyncio.timeout(_PROBE_S):
             return await reader.read(1)
+
+
+def _judge(first: bytes, address: Address) -> ServerUnsuitableError | None:
+    if not first:
+        return None  # it hung up, as servers do that are going down, too
+    if first not in _REDIS_STARTS:
+        return _no_redis(address.shown)
+    return _no_tls(address.shown, "it answers without") if address.tls else None
