@@ -66,10 +66,10 @@ def torture(
     swaps: int | None,
     mutant: str | None,
 ) -> None:
-    """Attack a whole system with faults, and prove from what happened that its promises held.
+    """Attack a whole system with faults, and prove that its promises held.
 
-    Server, coordinators, agents and jobs are the run's own, on emulated devices, and nothing is left behind. Exit code
-    1 if a promise was broken, or something grew.
+    Everything that happens is written down and then judged. Server, coordinators, agents and jobs are the run's own, on
+    emulated devices, and nothing is left behind. Exit code 1 if a promise was broken, or something grew.
     """
     if report is not None and not report.absolute().parent.is_dir():
         raise UsageError(f"the folder of {report} does not exist; nothing was run")
