@@ -16,15 +16,17 @@ import redis
 
 from timeslice.errors import RedisUnreachableError
 from timeslice.locks.keys import Keys
+from timeslice.locks.scripts import text
 from timeslice.torture.backend import Knob, knob_file
 from timeslice.torture.clock import Clock
 from timeslice.torture.fleet import Fleet
-from timeslice.torture.processes import Processes, Role
+from timeslice.torture.processes import Child, Processes, Role
 from timeslice.torture.proxy import Proxy
 from timeslice.torture.schedule import KINDS, Planned
 from timeslice.torture.stage import GROUPS, LOCK_GROUP, NODES, SERVED, served_by
 
 HOUR_S = 3600
+_AIMED = 0.6
 # What a reply is lost to, and what arrives twice: any script call has it.
 _MARKER = "EVALSHA"
 
@@ -87,7 +89,7 @@ def _to_process(world: World, planned: Planned, role: Role, now: float) -> Deed 
     fit = world.processes.having(role)
     if not fit:
         return None
-    child = fit[int(planned.pick * len(fit))]
+    child = _aimed(world, planned, role, fit) or fit[int(planned.pick * len(fit))]
     label, groups = child.label, child.groups
     if planned.kind.startswith("kill"):
         again_at = now + planned.lasts_s
@@ -102,6 +104,25 @@ def _to_process(world: World, planned: Planned, role: Role, now: float) -> Deed 
             world.processes.go_on(child)
 
     return Deed(harm="stop", label=label, groups=groups, do=lambda: world.processes.stop(child), heal=go_on)
+
+
+def _aimed(world: World, planned: Planned, role: Role, fit: list[Child]) -> Child | None:
+    """Who holds a group, or drives its swaps: for more than half of the faults, as only there it hurts."""
+    if role == "agent" or planned.amount > _AIMED:
+        return None
+    fleet, first = world.fleet, int(planned.pick * len(GROUPS))
+    for group in (*GROUPS[first:], *GROUPS[:first]):
+        key = Keys().group(group).state
+        try:
+            with fleet.client(fleet.holder_of(key)) as client:
+                lease, pid, owner = (text(value or "") for value in client.hmget(key, ["lease_id", "pid", "owner"]))
+        except (RedisUnreachableError, redis.exceptions.RedisError, OSError):
+            return None  # anybody, then
+        for child in fit:
+            holds = lease and child.process and str(child.process.pid) == pid
+            if holds if role == "job" else child.name.endswith(f"-{owner}"):
+                return child
+    return None
 
 
 def _to_server(world: World, planned: Planned) -> Deed | None:

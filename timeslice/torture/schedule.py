@@ -35,12 +35,12 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "kill-job": Kind(12, "job", (0.2, 2)),
-    "stop-job": Kind(10, "job", (0.5, 9)),
+    "kill-job": Kind(12, "job", (0.2, 2), extra=(0, 1)),
+    "stop-job": Kind(10, "job", (0.5, 9), extra=(0, 1)),
     "kill-agent": Kind(8, "agent", (0.2, 4)),
     "stop-agent": Kind(5, "agent", (0.5, 8)),
-    "kill-coordinator": Kind(7, "coordinator", (0.2, 5)),
-    "stop-coordinator": Kind(5, "coordinator", (0.5, 8)),
+    "kill-coordinator": Kind(7, "coordinator", (0.2, 5), extra=(0, 1)),
+    "stop-coordinator": Kind(5, "coordinator", (0.5, 8), extra=(0, 1)),
     "kill-server": Kind(5, "server", (0.2, 4)),
     "stop-server": Kind(3, "server", (0.3, 6)),
     "sleep": Kind(2, "server", (0.3, 3), where=_ALONE),
