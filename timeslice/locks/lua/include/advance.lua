@@ -4,7 +4,6 @@
 local NO_COORDINATOR = 'no coordinator drives the swap'
 local NO_AGENT = 'no agent serves this group'
 local residency_now -- read once a script
-local server_noticed = false
 
 -- A node that has yet to tell what is on its devices, as a reason; nil if there is none.
 local function unheard_node()
@@ -31,10 +30,6 @@ local function decide(job)
   end
   if S.mode ~= 'served' then
     return 'blocked', NO_AGENT
-  end
-  if not server_noticed then
-    notice_another_server()
-    server_noticed = true
   end
   local unheard = unheard_node()
   if unheard then

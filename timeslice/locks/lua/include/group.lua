@@ -13,6 +13,7 @@ local LEASE_MS = 30000
 local NODE_TTL_MS = 15000
 local OWNER_MS = 10000
 local CLOCK_JUMP_MS = 10000 -- two refresh intervals of a waiter
+local SERVER_CHANGE_MS = 20 -- no server is started or promoted in less
 local MAX_PAUSE_MS = 120000 -- no deferral or quiet time is longer
 local ENDED_KEEP_MS = 120000
 local GRANT_KEEP_S = 120
@@ -119,7 +120,7 @@ local function ask_all_nodes()
 end
 
 -- A restart or a failover may have lost the last writes, and what is left does not show it. Where INFO is forbidden
--- the loss is noticed by the first heartbeat.
+-- the loss is noticed by the first caller who knows more.
 local function notice_another_server()
   local info = redis.pcall('INFO', 'server')
   local id = type(info) == 'string' and string.match(info, 'run_id:(%w+)')
@@ -234,6 +235,9 @@ end
 local function settle_clock()
   if S.clock_ms > 0 and (now < S.clock_ms or now > S.clock_ms + CLOCK_JUMP_MS) then
     rebase()
+  end
+  if S.mode == 'served' and now > S.clock_ms + SERVER_CHANGE_MS then
+    notice_another_server()
   end
   if floor > S.counter then
     note_loss()
