@@ -16,6 +16,7 @@ SWAP_SECONDS = Histogram(
 )
 BLOCKED = Gauge("timeslice_group_blocked", "1 while the group is blocked.", ["group"])
 WAITERS = Gauge("timeslice_waiters", "Requests in the queue.", ["group"])
+RECLAIMS = Counter("timeslice_reclaims", "Leases of served groups that ended without a yield.", ["group"])
 GROUPS_OWNED = Gauge("timeslice_groups_owned", "Groups that this coordinator drives.")
 
 # Agent

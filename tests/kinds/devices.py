@@ -16,7 +16,7 @@ from timeslice.locks import scripts
 MIB = 1 << 20
 SIZE = 640 << 10  # of a job's state; a device of one MiB has room for one
 TTL_S = 0.9
-_TIMEOUTS = dict.fromkeys(("prepare_timeout_ms", "suspend_timeout_ms", "restore_timeout_ms"), 5000)
+TIMEOUT_MS = 15_000
 
 # Words heard outside a hold: register, load, hold; inside: yield, exit (at once, without a yield of its own), look (for
 # the loss of its lease). It says what it found in its memory whenever it gets in.
@@ -67,15 +67,16 @@ class Devices(World):
         self._daemons: list[subprocess.Popen[str]] = []
         self._groups: tuple[str, ...] = ()
 
-    def start(self, *groups: str, **config: int) -> None:
+    def start(self, *groups: str, metrics_port: int | None = None, metrics_of: str = "agent") -> None:
         self._groups = groups
-        self.start_agent()
+        ports = {metrics_of: metrics_port}
+        self.start_agent(metrics_port=ports.get("agent"))
         for group in groups:
-            self.configure(group, **{**_TIMEOUTS, **config})
-        self._daemon("coordinator", {"name": "c1", "lease_ms": 3000})
-
-    def configure(self, group: str, **config: int) -> None:
-        self.run(scripts.configure(self.group(group), {name: str(value) for name, value in config.items()}))
+            settings = dict.fromkeys(
+                ("prepare_timeout_ms", "suspend_timeout_ms", "restore_timeout_ms"), str(TIMEOUT_MS)
+            )
+            self.run(scripts.configure(self.group(group), settings))
+        self._daemon("coordinator", {"name": "c1", "lease_ms": 3000, "metrics_port": ports.get("coordinator")})
 
     def start_agent(self, **changes: Any) -> subprocess.Popen[str]:
         """Returns when it serves."""
@@ -84,7 +85,7 @@ class Devices(World):
             "groups": self._groups,
             "state_dir": str(self.state_dir),
             "emulate": dict.fromkeys(self._groups, MIB),
-            "backends": dict.fromkeys(self._groups, ["arena"]),
+            "backends": {group: ["arena"] for group in self._groups},
             "ttl_s": TTL_S,
         }
         self.agent = self._daemon("agent", {**given, **changes})

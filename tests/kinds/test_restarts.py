@@ -54,7 +54,7 @@ def inside_after_quiet(devices: Devices, job: Job) -> str:
 @pytest.mark.parametrize("operation", ["lock", "checkpoint", "restore", "unlock"])
 def test_an_agent_killed_in_mid_move_is_followed_by_one_that_finishes_it(devices: Devices, operation: str) -> None:
     """SIGKILL while the device's tool is at work, which goes on; the next agent brings both jobs where they belong."""
-    devices.start("g", suspend_timeout_ms=20_000, restore_timeout_ms=20_000)
+    devices.start("g")
     first = devices.enters("a")
     leaves(first)
     second = devices.enters("b")

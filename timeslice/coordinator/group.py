@@ -47,6 +47,7 @@ class GroupActor:
         self._after = "0-0"  # last inbox entry known
         self._about = (0, 0)  # swap and epoch that the memory is about
         self._memory = swap.Memory()
+        self._reclaimed = ("", 0)  # job and token of the last lease that ended without a yield
         self._refusals: dict[str, int] = {}  # waiter -> refused so often in a row
 
     async def run(self) -> None:
@@ -83,6 +84,7 @@ class GroupActor:
             self.busy = view.swap != 0
             metrics.WAITERS.labels(self.name).set(len(view.queue))
             metrics.BLOCKED.labels(self.name).set(view.phase == "blocked")
+            self._note_reclaim(view)
             if view.mode != "served":
                 log.info("group %s: no served group any more", self.name)
                 return
@@ -101,6 +103,15 @@ class GroupActor:
             if wait.until_ms is not None:
                 until = min(until, seen_at + max(wait.until_ms - view.now_ms, 0) / 1000)
             await self._sleep(until, wait.reports)
+
+    def _note_reclaim(self, view: GroupView) -> None:
+        """Say once of each lease that ended without a yield whose it was. An operator's eviction is none."""
+        reclaimed = (view.state.get("evict", ""), view.number("token"))
+        if reclaimed[0] and not view.state.get("evict_how") and reclaimed != self._reclaimed:
+            metrics.RECLAIMS.labels(self.name).inc()
+            log.warning("group %s: the lease of job %s (token %d) ended without a yield; its state must be out before "
+                        "anybody is granted", self.name, *reclaimed)  # fmt: skip
+            self._reclaimed = reclaimed
 
     async def _renew(self) -> bool:
         """Keep the group, and have its housekeeping done. False if it is another's."""

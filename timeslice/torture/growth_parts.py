@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -30,13 +31,13 @@ WAIT_S = 60.0  # for one turn; a turn takes milliseconds
 SIZE = 640 << 10  # of a job's state; a device of CAPACITY has room for one
 CAPACITY = 1 << 20
 LOCK = "lock"
-_COMES_BACK, _EXITS_AT_ONCE = 10, 2  # every so many jobs
 
 
 class Spec(BaseModel):
     """What a part is told. ``homes``: node -> the runtime folder of its agent."""
 
     url: str
+    prefix: str = "ts"
     name: str
     groups: tuple[str, ...] = ()
     folder: Path = Path()
@@ -134,11 +135,12 @@ class _Child:
 
 
 def _live(spec: Spec, group: str, job: str, node: str, line: socket.socket) -> NoReturn:
-    """In the child. Words heard: ``yield``, ``again``; said: ``asks``, ``in``, ``swapped``, or what went wrong."""
+    """In the child. Words heard: ``yield``, ``exit`` and seconds; ``again``, ``end``. Said: ``asks``, ``in`` or
+    ``swapped``, or what went wrong."""
     os.environ["TIMESLICE_NODE"] = node
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        client = Client(spec.url, job=job)
+        client = Client(spec.url, job=job, prefix=spec.prefix)
         arena = Arena(spec.homes[node] / "devices" / group, label=job)
         state: memoryview | None = None
         while True:
@@ -152,7 +154,10 @@ def _live(spec: Spec, group: str, job: str, node: str, line: socket.socket) -> N
             line.sendall(entered if found == job.encode() else b"that other state is in its memory: " + found)
             word = line.recv(64)
             client.yield_(lease)
-            if word != b"yield" or line.recv(64) != b"again":
+            if word.startswith(b"exit "):
+                time.sleep(float(word.split()[1]))
+                os._exit(0)
+            if line.recv(64) != b"again":
                 os._exit(0)
     except BaseException as error:
         with suppress(OSError):
@@ -160,7 +165,7 @@ def _live(spec: Spec, group: str, job: str, node: str, line: socket.socket) -> N
         os._exit(1)
 
 
-class _Chain:
+class Chain:
     """Jobs of one group, each new one taking the device from the one before."""
 
     def __init__(self, spec: Spec, group: str) -> None:
@@ -169,18 +174,18 @@ class _Chain:
         self._inside = self._new()
         self._enter(self._inside)
 
-    def turn(self) -> None:
-        """The next job takes over from the one inside. Some come back once; some exit when they have yielded, and the
-        others end while they are suspended."""
+    def turn(self, *, comes_back: bool = False, exits_after_s: float | None = None) -> None:
+        """The next job takes over from the one inside. That one may come back once before. Then it exits so many
+        seconds after its yield; by default it ends when the next one is in, suspended."""
         before, after = self._inside, self._new()
-        if self.done.jobs % _COMES_BACK == 0:
+        if comes_back:
             self._hand_over(before, after, "yield")
             before.say("again")
             before.hear("asks")
             self._hand_over(after, before, "yield")
             after.say("again")
             after.hear("asks")
-        self._hand_over(before, after, "exit" if self.done.jobs % _EXITS_AT_ONCE == 0 else "yield")
+        self._hand_over(before, after, "yield" if exits_after_s is None else f"exit {exits_after_s}")
         before.end()
         self._inside = after
 
@@ -204,11 +209,12 @@ class _Chain:
 
 def jobs(spec: Spec) -> None:
     """Chains of jobs, one a group, each advanced by a process of its own: see ``growth.run``. One group a part."""
-    chain = _Chain(spec, *spec.groups)
+    chain = Chain(spec, *spec.groups)
     for line in sys.stdin:
         due = chain.done.swaps + int(line)
         while chain.done.swaps < due:
-            chain.turn()
+            number = chain.done.jobs
+            chain.turn(comes_back=number % 10 == 0, exits_after_s=0.0 if number % 2 else None)
         print(chain.done.model_dump_json(), flush=True)  # noqa: T201 - to who asked
     chain.end()
 
