@@ -103,6 +103,8 @@ class _LeaseEnded(Event):
 class LeaseYielded(_LeaseEnded):
     """The holder gave the group up, or an operator did so for it."""
 
+    by: Text = ""  # that operator
+
 
 class LeaseReclaimed(_LeaseEnded):
     """The holder went without a word."""
@@ -258,12 +260,14 @@ class GroupPaused(Event):
     """No grants until the group is resumed."""
 
     by: Text = ""
+    reason: Text = ""
 
 
 class GroupResumed(Event):
     """Grants go on."""
 
     by: Text = ""
+    reason: Text = ""
 
 
 class GroupConfigured(Event):

@@ -210,11 +210,16 @@ def test_a_silent_node_can_be_forgotten_and_a_living_one_not(cli: Cli, world: Wo
 
 
 def test_orders_are_in_the_audit_trail_with_who_gave_them(cli: Cli, world: World) -> None:
-    """Pausing, resuming and cancelling leave events that name the operator."""
+    """Pausing, resuming, cancelling and yielding leave events that name the operator, and why where that was said; a
+    reason is shown as long as the group is paused."""
     world.hold_lock_only("trainers", "a")
     world.acquire("trainers", "b", lock_only=True)
-    for order in (("pause", "trainers"), ("cancel", "trainers", "--job", "b"), ("resume", "trainers")):
+    assert cli("pause", "trainers", "--reason", "new disk").exit_code == 0
+    assert cli("yield", "trainers", "--job", "a").exit_code == 0
+    assert cli.json("status", "trainers")["groups"][0]["reason"].endswith("(new disk)")
+    for order in (("cancel", "trainers", "--job", "b"), ("resume", "trainers", "--reason", "done")):
         assert cli(*order).exit_code == 0
     told = [json.loads(line) for line in cli("events", "trainers", "--json").stdout.splitlines()]
     by = {each["event"]: each.get("by", "") for each in told}
-    assert all("@" in by[kind] for kind in ("GroupPaused", "WaiterCancelled", "GroupResumed"))
+    assert all("@" in by[kind] for kind in ("GroupPaused", "LeaseYielded", "WaiterCancelled", "GroupResumed"))
+    assert [each["reason"] for each in told if each["event"] in {"GroupPaused", "GroupResumed"}] == ["new disk", "done"]

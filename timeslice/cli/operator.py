@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from timeslice.cli.output import json_option, note, print_json
+from timeslice.cli.revoke import reason_option
 from timeslice.cli.session import Session, operator
 from timeslice.errors import NotHolderError, RefusedError, UnknownJobError
 from timeslice.locks import scripts
@@ -28,7 +29,8 @@ def yield_(session: Session, group: str, job: str, as_json: bool) -> None:
     view = session.view(group)
     if view.holder != job:
         raise NotHolderError(_not_holder(group, job, view.holder), group=group, job=job)
-    reply = session.run(scripts.yield_(session.keys.group(group), view.state["lease_id"], None, floor=view.counter))
+    call = scripts.yield_(session.keys.group(group), view.state["lease_id"], None, by=operator(), floor=view.counter)
+    reply = session.run(call)
     if isinstance(reply, scripts.NotHolder):
         raise NotHolderError(_not_holder(group, job, reply.holder), group=group, job=job)
     if as_json:
@@ -84,9 +86,9 @@ def cancel(session: Session, group: str, job: str | None, waiter: str | None, as
         note(f"cancelled {len(done)} of {group}: {', '.join(done)}")
 
 
-def _set_paused(session: Session, group: str, *, pause: bool, as_json: bool) -> None:
+def _set_paused(session: Session, group: str, reason: str, *, pause: bool, as_json: bool) -> None:
     view = session.view(group)
-    phase = session.run(scripts.pause(session.keys.group(group), pause, operator(), floor=view.counter))
+    phase = session.run(scripts.pause(session.keys.group(group), pause, operator(), reason, floor=view.counter))
     changed = bool(view.state.get("paused")) != pause
     if as_json:
         print_json({"group": group, "paused": pause, "changed": changed, "phase": phase})
@@ -102,11 +104,12 @@ Examples:
   timeslice pause trainers       # before maintenance: who holds may finish, nobody else starts"""
 )
 @click.argument("group")
+@reason_option
 @json_option
 @click.pass_obj
-def pause(session: Session, group: str, as_json: bool) -> None:
+def pause(session: Session, group: str, reason: str, as_json: bool) -> None:
     """Stop granting GROUP. The holder keeps it, requests queue up."""
-    _set_paused(session, group, pause=True, as_json=as_json)
+    _set_paused(session, group, reason, pause=True, as_json=as_json)
 
 
 @click.command(
@@ -115,8 +118,9 @@ Examples:
   timeslice resume trainers"""
 )
 @click.argument("group")
+@reason_option
 @json_option
 @click.pass_obj
-def resume(session: Session, group: str, as_json: bool) -> None:
+def resume(session: Session, group: str, reason: str, as_json: bool) -> None:
     """Go on granting GROUP."""
-    _set_paused(session, group, pause=False, as_json=as_json)
+    _set_paused(session, group, reason, pause=False, as_json=as_json)

@@ -1,6 +1,6 @@
 --[[
 Gives the group up. A repeated yield is answered like the first, and so is one of a lease that lost data took along.
-ARGV  1 floor  2 lease id  3 token, or '' where an operator yields for a job
+ARGV  1 floor  2 lease id  3 token, or '' where an operator yields for a job  4 that operator, or ''
 Reply ok pending_waiters kept counter   (kept 1: nobody waits, so the state stays on the device)
       not_holder holder_job holder_token counter taken_by why
 Events LeaseYielded, and what advance and reap emit
@@ -25,7 +25,7 @@ if forgotten then
 end
 settle_clock()
 if mine then
-  end_lease('LeaseYielded')
+  end_lease('LeaseYielded', 'by', ARGV[4])
 elseif S.lease_id == '' then
   set('token', tonumber(token)) -- so that nobody puts an older lease back
 end

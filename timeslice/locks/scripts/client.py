@@ -135,15 +135,17 @@ class NotHolder:
     reason: str = ""
 
 
-def yield_(group: GroupKeys, lease_id: str, token: int | None, *, floor: int = 0) -> Call[Yielded | NotHolder]:
-    """Give the group up. ``token`` None is an operator who yields for a job."""
+def yield_(
+    group: GroupKeys, lease_id: str, token: int | None, *, by: str = "", floor: int = 0
+) -> Call[Yielded | NotHolder]:
+    """Give the group up. ``token`` None is an operator (``by``) who yields for a job."""
 
     def parse(reply: list[Any]) -> Yielded | NotHolder:
         if text(reply[0]) == "ok":
             return Yielded(int(reply[1]), bool(reply[2]), int(reply[3]))
         return NotHolder(text(reply[1]), int(reply[2]), text(reply[4]), text(reply[5]))
 
-    return make_call("yield", group, (floor, lease_id, "" if token is None else token), parse)
+    return make_call("yield", group, (floor, lease_id, "" if token is None else token, by), parse)
 
 
 def cancel(group: GroupKeys, waiter: str, *, by: str = "client", floor: int = 0) -> Call[str]:

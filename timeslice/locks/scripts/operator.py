@@ -11,9 +11,9 @@ from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts.base import Arg, Call, make_call, new_request_id, text
 
 
-def pause(group: GroupKeys, pause: bool, by: str, *, floor: int = 0) -> Call[str]:
+def pause(group: GroupKeys, pause: bool, by: str, reason: str = "", *, floor: int = 0) -> Call[str]:
     """Stop or resume granting. Returns the group's phase."""
-    return make_call("pause", group, (floor, "1" if pause else "0", by), lambda reply: text(reply[1]))
+    return make_call("pause", group, (floor, "1" if pause else "0", by, reason), lambda reply: text(reply[1]))
 
 
 def configure(
