@@ -41,8 +41,9 @@ class Client(BaseClient[Lease, SyncDriver]):
     ) -> Lease:
         """Wait for ``group`` and return its lease, renewed until yielded. Seconds.
 
-        Raises AcquireTimeoutError after ``timeout`` (0: at once), UnknownGroupError, GroupModeError,
-        CancelledByOperatorError, RedisUnreachableError. Each call is a waiter of its own; ``hold`` may be nested.
+        Raises AcquireTimeoutError after ``timeout`` (0: at once), UnknownGroupError, GroupModeError, DeadlockError (it
+        would wait in a circle for what this thread holds), CancelledByOperatorError, RedisUnreachableError. Each call
+        is a waiter of its own; ``hold`` may be nested.
         """
         terms = Terms(job, priority, phase, lock_only, lease, on_lost)
         return run(self._acquire(group, terms, check_timeout(timeout)))
