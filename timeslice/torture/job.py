@@ -46,7 +46,7 @@ class Spec(BaseModel):
     asynchronous: bool
     devices: dict[str, Path]  # of the served groups
     bytes: int
-    lock_group: str
+    lock_group: str  # "": none
     until: float
     pace: float = 1.0  # of its bodies and pauses; below 1 it is quicker
 
@@ -108,14 +108,14 @@ class Job:
 
     def _turn(self) -> Steps:
         draw = self._random.random()
-        served = list(self._memory)
-        if draw < 0.2:
-            yield from self._try((self._spec.lock_group,))
+        served, locked = list(self._memory), self._spec.lock_group
+        # Nested in the order in which everybody takes them, so that nobody waits in a circle.
+        inner = served[-1] if len(served) > 1 else locked
+        if draw < 0.2 and locked:
+            yield from self._try((locked,))
         elif draw < 0.35 and len(served) > 1:
             yield from self._try(tuple(served))
-        elif draw < 0.5:
-            # Nested in the order in which everybody takes them, so that nobody waits in a circle.
-            inner = served[-1] if len(served) > 1 else self._spec.lock_group
+        elif draw < 0.5 and inner:
             yield from self._try(served[:1], inner=inner)
         else:
             yield from self._try((self._random.choice(served),))

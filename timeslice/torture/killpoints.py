@@ -13,14 +13,14 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import wraps
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 import redis.asyncio.connection
 import redis.connection
 
-from timeslice.agent import journal, service
+from timeslice.agent import journal
 from timeslice.backends.arena import ArenaBackend
 from timeslice.errors import UsageError
 from timeslice.locks import loader
@@ -30,9 +30,10 @@ STEPS = ("prepare", "suspend", "restore", "release", "abort")
 _READS = frozenset({
     *("AUTH", "CLIENT", "CONFIG", "EVALSHA_RO", "EVAL_RO", "EXISTS", "HELLO", "HGET", "HGETALL", "HMGET", "INFO"),
     *("PING", "SELECT", "SMEMBERS", "TIME", "XINFO", "XLEN", "XPENDING", "XRANGE", "XREAD", "XREADGROUP", "XREVRANGE"),
-    *("ZCARD", "ZCOUNT", "ZRANGE", "MULTI", "EXEC"),
+    *("ZCARD", "ZCOUNT", "ZRANGE", "ZSCORE", "MULTI", "EXEC"),
 })  # fmt: skip
 
+_Note = Callable[..., None]
 _Reached = Callable[[str, str], None]  # is told of a point, and ``before`` or ``after``
 
 
@@ -88,13 +89,15 @@ def _watch(reached: _Reached) -> None:
 
 def _watch_redis(reached: _Reached) -> None:
     names = _script_names()
-    unanswered: dict[int, list[str]] = {}  # connection -> the point of each command that was sent
+    unanswered: dict[int, list[str]] = {}  # connection -> what each answer to come completes
 
     def sending(connection: Any, packed: Any) -> None:
+        """What goes out in one piece is one point, which is answered when its last command is."""
         points = [_point(command, names) for command in _commands(packed)]
-        for point in dict.fromkeys(filter(None, points)):
-            reached(point, "before")
-        unanswered.setdefault(id(connection), []).extend(points)
+        whole = "+".join(dict.fromkeys(filter(None, points)))
+        if whole:
+            reached(whole, "before")
+        unanswered.setdefault(id(connection), []).extend([*([""] * (len(points) - 1)), whole])
 
     def answered(connection: Any) -> None:
         waiting = unanswered.get(id(connection))
@@ -102,11 +105,21 @@ def _watch_redis(reached: _Reached) -> None:
         if point:
             reached(point, "after")
 
-    _wrap_sync(sending, answered, unanswered)
-    _wrap_async(sending, answered, unanswered)
+    def refused(connection: Any, error: Exception) -> None:
+        """An error is an answer, too; but a script that the server did not know comes again, with its text."""
+        if isinstance(error, redis.exceptions.NoScriptError):
+            unanswered[id(connection)].pop(0)
+        else:
+            answered(connection)
+
+    def closed(connection: Any) -> None:
+        unanswered.pop(id(connection), None)
+
+    _wrap_sync(sending, answered, refused, closed)
+    _wrap_async(sending, answered, refused, closed)
 
 
-def _wrap_sync(sending: Callable[..., None], answered: Callable[..., None], unanswered: dict[int, list[str]]) -> None:
+def _wrap_sync(sending: _Note, answered: _Note, refused: _Note, closed: _Note) -> None:
     kind: Any = redis.connection.AbstractConnection
     send, read, leave = kind.send_packed_command, kind.read_response, kind.disconnect
 
@@ -117,20 +130,20 @@ def _wrap_sync(sending: Callable[..., None], answered: Callable[..., None], unan
     def read_first(self: Any, *args: Any, **options: Any) -> Any:
         try:
             answer = read(self, *args, **options)
-        except redis.exceptions.ResponseError:
-            unanswered.get(id(self), [""])[:1] = []  # refused: it was not done
+        except redis.exceptions.ResponseError as error:
+            refused(self, error)
             raise
         answered(self)
         return answer
 
     def forget(self: Any, *args: Any, **options: Any) -> Any:
-        unanswered.pop(id(self), None)
+        closed(self)
         return leave(self, *args, **options)
 
     kind.send_packed_command, kind.read_response, kind.disconnect = send_first, read_first, forget
 
 
-def _wrap_async(sending: Callable[..., None], answered: Callable[..., None], unanswered: dict[int, list[str]]) -> None:
+def _wrap_async(sending: _Note, answered: _Note, refused: _Note, closed: _Note) -> None:
     kind: Any = redis.asyncio.connection.AbstractConnection
     send, read, leave = kind.send_packed_command, kind.read_response, kind.disconnect
 
@@ -141,14 +154,14 @@ def _wrap_async(sending: Callable[..., None], answered: Callable[..., None], una
     async def read_first(self: Any, *args: Any, **options: Any) -> Any:
         try:
             answer = await read(self, *args, **options)
-        except redis.exceptions.ResponseError:
-            unanswered.get(id(self), [""])[:1] = []
+        except redis.exceptions.ResponseError as error:
+            refused(self, error)
             raise
         answered(self)
         return answer
 
     async def forget(self: Any, *args: Any, **options: Any) -> Any:
-        unanswered.pop(id(self), None)
+        closed(self)
         return await leave(self, *args, **options)
 
     kind.send_packed_command, kind.read_response, kind.disconnect = send_first, read_first, forget
@@ -203,7 +216,7 @@ def _watch_disk(reached: _Reached) -> None:
         write(path, data, **options)
         reached(f"disk {path.stem}", "after")
 
-    assert service.run_agent  # with it all of the agent's modules are there
+    import_module("timeslice.agent.service")  # and with it all that writes
     for name, module in list(sys.modules.items()):
         if name.startswith("timeslice.agent.") and vars(module).get("write_whole") is write:
             vars(module)["write_whole"] = write_whole

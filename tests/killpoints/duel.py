@@ -1,0 +1,191 @@
+"""Two jobs that take turns on one emulated device, with agent and coordinator, as real processes under a keeper."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from timeslice.arena import Device
+from timeslice.embedded import EmbeddedServer
+from timeslice.locks import scripts
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.torture.backend import Knob, knob_file
+from timeslice.torture.checker import Report, Terms, check
+from timeslice.torture.events import EventReader
+from timeslice.torture.history import Checked, Entered, Fault, Healed, Line, Writer, read
+from timeslice.torture.processes import Child, Processes, Role
+from timeslice.torture.stage import CONFIG, LEASES_S, LOCK_GROUP
+
+GROUP, NODE, JOBS = "trainers", "n1", ("a", "b")
+JOB_BYTES, DEVICE_BYTES = 1 << 20, 3 << 19  # two jobs don't fit
+AGENT_TTL_S, OWNER_LEASE_MS = 1.5, 1500
+DEADLINE_S = 40.0
+_WRITTEN_NS = 300_000_000  # a line that is older is on disk
+_TICK_S = 0.01
+
+
+class Duel:
+    """The system, for a whole module of tests. Whoever ends is started again, as by a service manager."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._parts = folder, folder / "parts"
+        (folder / "logs").mkdir(parents=True)
+        (folder / "knobs").mkdir()
+        self._writer = Writer(self._parts / "run.jsonl")
+        self._server = stack.enter_context(EmbeddedServer(folder / "server"))
+        self._driver = SyncDriver(self._server.url)
+        stack.callback(self._driver.close)
+        self._faults = 0
+        self._lock_group = ""
+        settings = {field: str(value) for field, value in CONFIG.model_dump().items()}
+        for name, mode in ((GROUP, "served"), (LOCK_GROUP, "lock")):
+            self._driver.run(scripts.configure(Keys().group(name), settings, mode=mode))
+        self._driver.client.sadd(Keys().groups, GROUP, LOCK_GROUP)
+        self._processes = Processes(folder, folder / "logs", self._writer)
+        stack.callback(self._end)
+        self._children = {
+            "agent": self._child("agent-n1", "agent", self._agent),
+            "coordinator": self._child("coordinator-c1", "coordinator", self._coordinator),
+        }
+        group = Keys().group(GROUP)
+        self.until(lambda: NODE in self._driver.view(group).nodes, "the agent has joined")
+        self._children |= {job: self._child(f"job-{job}", "job", self._job(job), job=job) for job in JOBS}
+        events = EventReader(self._server.url, (GROUP, LOCK_GROUP), Writer(self._parts / "events.jsonl"))
+        stack.callback(events.close)
+
+    def kill_at(self, who: str, point: str, when: str, *, lie: bool = False, lock_group: str = "") -> None:
+        """Have a new process of that name kill itself there, and wait until it has, and the keeper replaced it.
+
+        ``lie``: the backend says meanwhile that it did what it did not do. ``lock_group``: a job uses it, too.
+        """
+        self._lock_group = lock_group
+        knob = knob_file(self._folder / "knobs", NODE, GROUP)
+        if lie:
+            knob.write_text(Knob(id=self._begin("lie"), harm="lie").model_dump_json())
+        self._replace(who, f"{who}:{point}:{when}:1")
+        child = self._children[who]
+        doomed = child.process
+        assert doomed is not None
+        self.until(lambda: doomed.poll() is not None, f"{who} comes to {point}")
+        assert doomed.returncode == -9, f"{who} ended with {doomed.returncode} before it came to {point}"
+        self._lock_group = ""
+        if lie:
+            knob.unlink()
+            self._writer.write(Healed(who="run", id=self._faults - 1))
+        self.until(lambda: child.process is not None and child.process is not doomed, f"{who} is there again")
+
+    def trace(self, who: str, file: Path) -> None:
+        """Have a new process of that name write its points into ``file``."""
+        self._replace(who, f"trace:{file}")
+
+    def both_take_turns(self) -> None:
+        """Each job gets in again, and finds on the device what it had left there."""
+        since = time.monotonic_ns()
+
+        def done() -> bool:
+            lines = [line for line in self.lines() if line.at > since]
+            checked = {line.job for line in lines if isinstance(line, Checked)}
+            back = {line.job for line in lines if isinstance(line, Entered) and line.how == "restored"}
+            return checked >= set(JOBS) and back >= set(JOBS)
+
+        self.until(done, f"both jobs are in again, with their state; see {self._folder}")
+
+    def report(self) -> Report:
+        """What the checker says of everything so far."""
+        self.rest(2 * _WRITTEN_NS / 1e9)  # events are read every 0.2 s
+        known = time.monotonic_ns() - _WRITTEN_NS
+        lines = [line for line in self.lines() if line.at <= known]
+        return check(lines, Terms(lease_s=max(LEASES_S), recovery_s=DEADLINE_S))
+
+    def lines(self) -> list[Line]:
+        return [line for path in self._parts.glob("*.jsonl") for line in read(path)]
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < end, f"not within {DEADLINE_S} s: {what}"
+            self._keep()
+
+    def rest(self, seconds: float) -> None:
+        """Let everybody go on for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._keep()
+
+    def _keep(self) -> None:
+        for child in self._children.values():
+            if child.process is None:
+                child.again_at = 0.0  # at once
+        self._processes.keep(time.monotonic())
+        time.sleep(_TICK_S)
+
+    def _replace(self, who: str, spec: str) -> None:
+        child = self._children[who]
+        self.until(lambda: child.running, f"{who} runs")
+        fault, before = self._begin("kill", child.label), child.process
+        child.kill_at = spec
+        self._processes.kill(child, again_at=0.0, fault=fault)
+        self.until(lambda: child.process is not None and child.process is not before, f"a new {who} is there")
+
+    def _begin(self, harm: str, label: str = "") -> int:
+        self._faults += 1
+        self._writer.write(Fault(who="run", id=self._faults, harm=harm, label=label))
+        return self._faults
+
+    def _child(self, name: str, role: Role, spec: Callable[[str], dict[str, Any]], *, job: str = "") -> Child:
+        mine = {key: value for key, value in os.environ.items() if not key.startswith("TIMESLICE_")}
+        environment = {**mine, "TIMESLICE_NODE": NODE, "TIMESLICE_RUNTIME_DIR": str(self._folder / NODE)}
+        child = Child(name, role, spec, environment, job=job, node=NODE)
+        self._processes.add(child)
+        return child
+
+    @property
+    def _device(self) -> Path:
+        return self._folder / NODE / "devices" / GROUP
+
+    def _agent(self, label: str) -> dict[str, Any]:
+        return {
+            "label": label,
+            "node": NODE,
+            "url": self._server.url,
+            "groups": [GROUP],
+            "device_bytes": DEVICE_BYTES,
+            "ttl_s": AGENT_TTL_S,
+            "state_dir": str(self._folder / "state"),
+            "knobs": str(self._folder / "knobs"),
+            "history": str(self._parts),
+        }
+
+    def _coordinator(self, label: str) -> dict[str, Any]:
+        return {"label": label, "name": "c1", "url": self._server.url, "lease_ms": OWNER_LEASE_MS}
+
+    def _job(self, job: str) -> Callable[[str], dict[str, Any]]:
+        def spec(label: str) -> dict[str, Any]:
+            return {
+                "label": label,
+                "job": job,
+                "node": NODE,
+                "url": self._server.url,
+                "history": str(self._parts),
+                "drain": str(self._folder / "drain"),
+                "seed": label,
+                "asynchronous": job == "b",
+                "devices": {GROUP: str(self._device)},
+                "bytes": JOB_BYTES,
+                "lock_group": self._lock_group,
+                "until": time.monotonic() + 3600,
+                "pace": 0.1,
+            }
+
+        return spec
+
+    def _end(self) -> None:
+        self._processes.end()
+        self._processes.clear()
+        if self._device.exists():
+            Device.open(self._device).destroy(force=True)
