@@ -39,15 +39,15 @@ SENDS = {
     ),
     "operator": ("cli",),
 }
-# What the drivers send for them: scripts, waits, INFO at the start of a daemon, and what redis-py asks a cluster.
+# What the drivers send for them: scripts, waits, INFO, and what redis-py asks a cluster.
 CONNECT = {"cluster|slots", "command", "ping"}
 SCRIPTS = {"eval", "evalsha", "eval_ro", "evalsha_ro"}
 DRIVER = {
     "client": {*CONNECT, *SCRIPTS, "xread"},
     "agent": {*CONNECT, *SCRIPTS, "xread", "info", "xgroup|create"},
     "coordinator": {*CONNECT, *SCRIPTS, "xread", "info"},
-    "viewer": {*CONNECT, "eval_ro", "evalsha_ro"},
-    "operator": {*CONNECT, *SCRIPTS},
+    "viewer": {*CONNECT, "eval_ro", "evalsha_ro", "info"},
+    "operator": {*CONNECT, *SCRIPTS, "info"},
 }
 
 
