@@ -90,7 +90,7 @@ def test_a_report_holds_no_secret(
     assert "NodeJoined" in [event["type"] for event in group["events"]]
     (waiter,) = json.loads(files["groups/evals.json"])["summary"]["waiters"]
     assert (waiter["job"], waiter["job_phase"]) == ("c", HIDDEN)
-    assert json.loads(files["server.json"])["server"]["process_id"] == server.pid
+    assert [info["process_id"] for info in json.loads(files["server.json"])["info"].values()] == [server.pid]
     missing = json.loads(files["missing.json"])
     assert [Path(each).name for each in missing] == ["linked.json", "targets.json"]
     assert "passwords of this command's own settings" in files["README.txt"]

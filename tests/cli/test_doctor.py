@@ -22,7 +22,7 @@ from timeslice.cli.main import main
 
 HEALTHY = Facts(
     address=parse_url("rediss://redis:6379"),
-    info={"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "aof_enabled": 1},
+    infos={"redis": {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "aof_enabled": 1}},
     skew_s=0.1,
     coordinators={"c1": 5.0},
 )
@@ -33,7 +33,7 @@ def problems(findings: list[Finding]) -> dict[str, str]:
 
 
 def with_info(**more: Any) -> Facts:
-    return dataclasses.replace(HEALTHY, info={**HEALTHY.info, **more})
+    return dataclasses.replace(HEALTHY, infos={"redis": {**HEALTHY.infos["redis"], **more}})
 
 
 def test_a_healthy_server_has_no_findings_but_good_ones() -> None:
@@ -57,7 +57,7 @@ def test_a_healthy_server_has_no_findings_but_good_ones() -> None:
         (with_info(role="master", connected_slaves=2, min_slaves_good_slaves=2), {}),
         (dataclasses.replace(HEALTHY, skew_s=-30.0), {"clock": "warning"}),
         (dataclasses.replace(HEALTHY, skew_s=None), {}),
-        (dataclasses.replace(HEALTHY, info={}, denied=("INFO",)), {"rights": "info"}),
+        (dataclasses.replace(HEALTHY, infos={}, denied=("INFO",)), {"rights": "info"}),
         (dataclasses.replace(HEALTHY, cluster={"cluster_state": "ok", "cluster_slots_ok": "16384"}), {}),
         (dataclasses.replace(HEALTHY, cluster={"cluster_state": "fail"}), {"cluster": "error"}),
         (dataclasses.replace(HEALTHY, address=parse_url("redis://redis")), {"encryption": "info"}),
@@ -187,6 +187,8 @@ def test_every_reason_that_a_script_gives_has_advice() -> None:
         "no coordinator drives the swap",
         "data was lost; waiting for agents and holders to come back",
         "the device state of job a is unknown",
+        "job a could not be moved off the device: no room",
+        "eve@host took it from job a, which may not know before 2026-01-01 00:00:00 UTC",
         f"node {NODE} unreachable since 2026-01-01 00:00:00 UTC",
         "deferred: host memory: need 2 GiB, have 1 GiB",
     ):

@@ -13,7 +13,7 @@ from tests.support.jobs import wait_until
 from timeslice.locks import scripts
 
 # What a backend does once, or for a while, and then no more.
-PASSING = {
+PASSING: dict[str, tuple[str, dict[str, Any]]] = {
     "slow-prepare": ("prepare", {"delay": 0.5}),
     "slow-suspend": ("suspend", {"delay": 0.5}),
     "slow-restore": ("restore", {"delay": 0.5}),
@@ -24,7 +24,7 @@ PASSING = {
     "freed-late": ("suspend", {"share": 0.0, "late": 0.5}),
 }
 # What it goes on doing until somebody mends it, and the words that its victim reads.
-LASTING = {
+LASTING: dict[str, tuple[str, dict[str, Any], str]] = {
     "no-prepare": ("prepare", {"fail": -1}, "prepare fails by order of the test"),
     "no-suspend": ("suspend", {"fail": -1}, "suspend fails by order of the test"),
     "lies": ("suspend", {"lie": 1}, "but it is resident"),

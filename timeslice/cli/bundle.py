@@ -31,8 +31,6 @@ from timeslice.settings import default_node
 
 EVENTS = 500  # of each group, the newest
 _LARGEST_FILE = 1 << 20  # of an agent's; one has a few KiB
-# Sections of INFO that say nothing of who else uses the server.
-_SECTIONS = ("server", "clients", "memory", "persistence", "stats", "replication", "cluster", "errorstats")
 # Variables whose value is no secret. The URL is shown without its password; of all others only the name.
 _SHOWN = frozenset(
     f"TIMESLICE_{name}" for name in ("JOB", "JOB_ID", "PREFIX", "NODE", "DISABLE", "RUNTIME_DIR", "USERNAME", "URL")
@@ -46,7 +44,7 @@ What is in it
   findings.json     what doctor found
   versions.json     timeslice, Python, packages, operating system
   environment.json  variables TIMESLICE_*; of those that may hold a secret only the name
-  server.json       INFO of the server, the sections {sections}
+  server.json       INFO of the server or servers, but what tells of others that use them
   groups/NAME.json  state, queue, settings, jobs, nodes and the last {events} events of a group
   nodes.json        what each agent says of itself
   agent/            state folder of this machine's agent, if there is one: orders, answers, processes it watches
@@ -79,7 +77,7 @@ def write(path: Path, session: Session, facts: Facts | None, findings: Sequence[
     counts = (
         "".join(f"  {count} x {what}\n" for what, count in sorted(redactor.hidden.items()) if count) or "  nothing\n"
     )
-    files["README.txt"] = _README.format(sections=", ".join(_SECTIONS), events=EVENTS, hidden=HIDDEN, counts=counts)
+    files["README.txt"] = _README.format(events=EVENTS, hidden=HIDDEN, counts=counts)
     try:
         # Exclusive: nobody's file is overwritten, and no link is followed to one.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -164,7 +162,7 @@ def _server_documents(session: Session, facts: Facts, missing: dict[str, str]) -
             "coordinators": facts.coordinators,
             "cluster": facts.cluster,
             "denied": facts.denied,
-            **{section: _info(session, section, missing) for section in _SECTIONS},
+            "info": {where: _shown(info) for where, info in facts.infos.items()},
         },
     }
     for view in map(_without_labels, facts.views):
@@ -184,12 +182,9 @@ def _without_labels(view: GroupView) -> GroupView:
     return dataclasses.replace(view, state=view.state | label)
 
 
-def _info(session: Session, section: str, missing: dict[str, str]) -> Any:
-    try:
-        return session.ask(lambda: session.driver.client.info(section))
-    except TimeSliceError as error:
-        missing[f"server {section}"] = str(error)
-        return None
+def _shown(info: Mapping[str, Any]) -> dict[str, Any]:
+    """INFO without what tells of the others that use the server: its databases, its modules, its commands."""
+    return {name: value for name, value in info.items() if not name.startswith(("db", "module", "cmdstat", "latency"))}
 
 
 def _events(session: Session, group: str, missing: dict[str, str]) -> list[dict[str, str]]:

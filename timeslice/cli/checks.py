@@ -9,7 +9,7 @@ import importlib.metadata
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from timeslice.addresses import Address
@@ -63,7 +63,6 @@ def command_line(given_url: str | None) -> list[Finding]:
 
 def server(facts: Facts) -> list[Finding]:
     """Address, encryption, version, eviction, memory, persistence, replicas, slots, clock."""
-    info = facts.info
     findings = [Finding("ok", "server", f"{facts.address.shown} answers"), *_encryption(facts.address)]
     if facts.denied:
         findings.append(
@@ -74,8 +73,10 @@ def server(facts: Facts) -> list[Finding]:
                 "run doctor as an operator or viewer (timeslice acl) to see all",
             )
         )
-    if info:
-        findings += [_version(info), _eviction(info), *_memory(info), _persistence(info), *_replication(info)]
+    for where, info in facts.infos.items():
+        found = [_version(info), _eviction(info), *_memory(info), _persistence(info), *_replication(info)]
+        named = len(facts.infos) > 1
+        findings += [replace(each, what=f"{where}: {each.what}") for each in found] if named else found
     findings += _coverage(facts)
     findings += _clock(facts.skew_s)
     return findings
@@ -186,7 +187,8 @@ def _replication(info: Mapping[str, Any]) -> list[Finding]:
 
 def _coverage(facts: Facts) -> list[Finding]:
     cluster = facts.cluster
-    if int(facts.info.get("cluster_enabled", 0)) and facts.address.kind != "cluster":
+    enabled = any(int(info.get("cluster_enabled", 0)) for info in facts.infos.values())
+    if enabled and facts.address.kind != "cluster":
         return [
             Finding(
                 "error",

@@ -140,7 +140,10 @@ _REMEDIES = (
     ("no agent serves", "start one on the node with the devices: timeslice agent --group {group}"),
     ("no coordinator", "start one: timeslice coordinator"),
     ("data was lost", "wait: agents and holders report back within one lease, then it goes on by itself"),
-    ("the device state of job", "end that job's processes, then it goes on; details: timeslice status {group}"),
+    (
+        "the device state of job",
+        "end that job's processes, or let its state be looked at again: timeslice repair {group}; then it goes on",
+    ),
     ("deferred", "it is tried again by itself; details: timeslice status {group}"),
     ("node ", "start that node's agent again; if the machine is gone for good: timeslice node forget NODE"),
 )
@@ -148,7 +151,13 @@ _REMEDIES = (
 
 def remedy(reason: str, group: str) -> str:
     """What to do about a blocked group."""
+    if "has not yet told what is on its devices" in reason:
+        return "wait a few seconds; if it lasts, see the log of that node's agent"
     for start, advice in _REMEDIES:
         if reason.startswith(start):
             return advice.format(group=group)
+    if "could not be moved off the device" in reason:
+        return f"see that reason; to try again: timeslice repair {group}; or end that job's processes"
+    if "which may not know before" in reason:
+        return "wait: the one it was taken from must have noticed first, then it goes on by itself"
     return f"details: timeslice status {group}"

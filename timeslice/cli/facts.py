@@ -20,10 +20,10 @@ SLOTS = 16_384  # of a cluster
 
 @dataclass(frozen=True)
 class Facts:
-    """All that was read. ``info`` is empty where INFO is forbidden."""
+    """All that was read. ``infos`` (INFO by server: several in a cluster) is empty where that is forbidden."""
 
     address: Address
-    info: Mapping[str, Any] = field(default_factory=dict)
+    infos: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     cluster: Mapping[str, str] = field(default_factory=dict)  # CLUSTER INFO
     skew_s: float | None = None  # this host's clock minus the server's
     now_ms: int = 0  # the server's clock
@@ -54,14 +54,14 @@ def gather(session: Session) -> Facts:
     skew_s = read("TIME", lambda: _skew(client), None)
     now_ms = int((time.time() - (skew_s or 0.0)) * 1000)
     deadlines = read("ZRANGE", lambda: client.zrange(session.keys.coordinators, 0, -1, withscores=True), [])
-    info = read("INFO", client.info, {})
+    infos = read("INFO", session.driver.infos, {})
     groups = read("SMEMBERS of the groups", session.group_names, [])
     nodes = read("SMEMBERS of the nodes", session.node_names, [])
     records = {node: read("HGETALL of nodes", _record(session, node), {}) for node in nodes}
     views = [read(f"looking at group {name}", _looking(session, name), None) for name in groups]
     return Facts(
         address=address,
-        info=info,
+        infos=infos,
         cluster=cluster,
         skew_s=skew_s,
         now_ms=now_ms,

@@ -70,6 +70,14 @@ def _unreliable(error: BaseException) -> bool:
     return isinstance(error, redis.exceptions.ConnectionError | redis.exceptions.ResponseError | OSError)
 
 
+def _is_quiet(connection: Any) -> bool:
+    """Whether nothing arrived on a connection since its last answer. It costs a microsecond."""
+    try:
+        return not connection.can_read()
+    except (redis.exceptions.ConnectionError, OSError):
+        return False  # closed
+
+
 class SyncDriver:
     """Runs calls on connections of their own, and waits on others. Threads may share it.
 
@@ -111,12 +119,7 @@ class SyncDriver:
         self._notice_fork()
         if self._is_cluster:
             return _route(self.client, key, command)
-        try:
-            connection = self._ready.pop()
-        except IndexError:
-            pool = self.client.connection_pool  # its limit is not ours: each of these is used by one thread at a time
-            connection = pool.connection_class(**pool.connection_kwargs)
-            connection.connect()  # behind sentinels: to the master that they name now
+        connection = self._take()
         try:
             connection.send_command(*command, check_health=False)
             answer = connection.read_response()
@@ -130,6 +133,22 @@ class SyncDriver:
             raise
         self._ready.append(connection)
         return answer
+
+    def _take(self) -> Any:
+        """A connection on which nothing is under way: neither a word that nobody asked for, which would be taken for
+        the next answer, nor the server's good-bye."""
+        while True:
+            try:
+                connection = self._ready.pop()
+            except IndexError:
+                break
+            if _is_quiet(connection):
+                return connection
+            connection.disconnect()
+        pool = self.client.connection_pool  # its limit is not ours: each of these is used by one thread at a time
+        connection = pool.connection_class(**pool.connection_kwargs)
+        connection.connect()  # behind sentinels: to the master that they name now
+        return connection
 
     def pipe(self, commands: Sequence[Command], *, deadline_s: float = CALL_DEADLINE_S) -> list[Any]:
         """Plain commands, each about one key, which is its second word; on one server in one round trip.

@@ -20,6 +20,7 @@ class Link:
         self.near, self.far = near, far
         self.dead = False  # open, but nothing that the client says arrives
         self.swallow = False  # close it instead of giving the next reply
+        self.double = False  # give the next reply twice
         self.drop = 0  # so many replies to come are not the client's
 
     def close(self) -> None:
@@ -45,6 +46,7 @@ class Proxy:
         self._delay_s = 0.0
         self._lose: bytes | None = None
         self._repeat: bytes | None = None
+        self._double: bytes | None = None
         self.lost_replies = 0
         self.repeated_requests = 0
         self.port: int = self._listener.getsockname()[1]
@@ -90,6 +92,10 @@ class Proxy:
     def repeat_request_to(self, marker: str) -> None:
         """Deliver the next request that holds ``marker`` twice; the client gets the second reply only."""
         self._repeat = marker.encode()
+
+    def double_reply_to(self, marker: str) -> None:
+        """Deliver the next request that holds ``marker`` once, and give the client its reply twice."""
+        self._double = marker.encode()
 
     def close(self) -> None:
         """End the proxy and its connections."""
@@ -162,6 +168,9 @@ class Proxy:
         if self._lose and self._lose in data:
             self._lose = None
             link.swallow = True
+        if self._double and self._double in data:
+            self._double = None
+            link.double = True
         if self._repeat and self._repeat in data:
             self._repeat = None
             while (count := messages_in(data)) is None:
@@ -185,6 +194,9 @@ class Proxy:
         if link.swallow:
             self.lost_replies += 1
             return False
+        if link.double:
+            link.double = False
+            data += data
         link.near.sendall(data)
         return bool(data)
 
