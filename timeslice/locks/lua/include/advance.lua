@@ -117,8 +117,7 @@ end
 
 -- True if nobody can be granted now whoever asks.
 local function is_closed()
-  return S.lease_id ~= '' or S.swap_id ~= 0 or pause_reason() ~= '' or S.evict_how ~= ''
-    or S.quiet_until_ms > now
+  return S.lease_id ~= '' or S.swap_id ~= 0 or pause_reason() ~= '' or S.quiet_until_ms > now
 end
 
 local function advance(caller)
