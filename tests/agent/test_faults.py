@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.agent.rig import Rig, until
+from tests.support.disk import fill, small_disk
 from timeslice.locks import scripts
 
 
@@ -144,45 +142,33 @@ async def test_the_budget_of_a_job_that_ended_is_free_again(rig: Rig) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A state folder on a disk of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
-def fill(file: Path) -> None:
-    """Take all the room that is left."""
-    with file.open("wb", buffering=0) as out, suppress(OSError):
-        while out.write(b"x" * 4096):
-            pass
-
-
-async def test_a_full_disk_fails_the_order_before_anything_is_touched(rig: Rig, small_disk: Path) -> None:
+async def test_a_full_disk_fails_the_order_before_anything_is_touched(rig: Rig, disk: Path) -> None:
     """Without room for the intent nothing is moved; once there is room the next attempt goes through."""
-    async with rig.agent(state_dir=str(small_disk / "state")):
+    async with rig.agent(state_dir=str(disk / "state")):
         await rig.job("a", 600)
         swap = await rig.begin_swap("a", into="b")
-        fill(small_disk / "filler")
+        filler = fill(disk)
         failed = await rig.order(rig.command(swap, "prepare", "a", into="b"))
         assert failed["step"] == "failed"
         assert "can't be written (No space left on device)" in failed["error"]
         assert rig.fake.calls() == []
-        (small_disk / "filler").unlink()
+        filler.unlink()
         assert (await rig.order(rig.command(swap, "prepare", "a", into="b")))["step"] == "prepared"
 
 
-async def test_a_disk_that_fills_up_between_the_steps_unlocks_the_job(rig: Rig, small_disk: Path) -> None:
+async def test_a_disk_that_fills_up_between_the_steps_unlocks_the_job(rig: Rig, disk: Path) -> None:
     """The commit can't be noted: it fails, and the job that was locked for it runs on."""
-    async with rig.agent(state_dir=str(small_disk / "state")):
+    async with rig.agent(state_dir=str(disk / "state")):
         await rig.job("a", 600)
         swap = await rig.begin_swap("a", into="b")
         await rig.order(rig.command(swap, "prepare", "a", into="b"))
-        fill(small_disk / "filler")
+        fill(disk)
         await rig.step("prepare", "commit")
         failed = await rig.order(rig.command(swap, "commit", "a", into="b"))
         assert failed["step"] == "failed"
