@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from tests.agent.rig import Rig, until
+from timeslice.agent import executor
+from timeslice.agent.group import Scope
+from timeslice.agent.steps import Steps
+from timeslice.errors import RedisUnreachableError
 from timeslice.locks import scripts
 
 
@@ -229,3 +237,35 @@ async def test_a_job_that_is_not_here_counts_as_out(rig: Rig) -> None:
         assert (await rig.order(rig.command(swap, "commit", "a", into="b")))["step"] == "done"
         assert isinstance(await rig.promote(swap, "first load"), scripts.Promoted)
         assert rig.fake.calls() == []
+
+
+@pytest.mark.parametrize("step", ["prepare", "commit"])
+async def test_an_order_that_broke_is_taken_up_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    """Something fails that nobody foresaw, once, after the order was accepted: the group waits for this node, so the
+    agent takes the order up again without a restart, and does it."""
+    if step == "prepare":
+        breaks_once(monkeypatch, Scope, "refresh", RedisUnreachableError("Redis is away for longer than that"))
+    else:
+        breaks_once(monkeypatch, Steps, "commit", RuntimeError("unforeseen"))
+    monkeypatch.setattr(executor, "AGAIN_S", 0.1)
+    async with rig.agent():
+        await rig.job("a", 600)
+        swap = await rig.begin_swap("a", into="b")
+        assert (await rig.order(rig.command(swap, "prepare", "a", into="b")))["step"] == "prepared"
+        await rig.step("prepare", "commit")
+        assert (await rig.order(rig.command(swap, "commit", "a", into="b")))["step"] == "done"
+        assert "is taken up again" in caplog.text
+        await rig.idle()
+
+
+def breaks_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception) -> None:
+    real, left = getattr(owner, name), [error]
+
+    async def call(self: Any, *arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return await real(self, *arguments)
+
+    monkeypatch.setattr(owner, name, call)

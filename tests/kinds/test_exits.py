@@ -99,11 +99,11 @@ def test_every_end_of_a_job_meets_a_suspend(devices: Devices, clean_environment:
 
 
 def test_one_flake_in_so_many_locks_poisons_nobody(devices: Devices, clean_environment: Path) -> None:
-    """F03: every second lock of a process fails: forty swaps, all complete, nobody notices."""
+    """F03: every second lock of a process fails: thirty swaps, all complete, nobody notices."""
     devices.start("g")
     devices.misbehave("g", "lock:1/2")
     chain = Chain(_spec(devices, clean_environment), "g")
-    while chain.done.swaps < 40:
+    while chain.done.swaps < 30:
         chain.turn(comes_back=True)
     chain.end()
     _no_fault(devices)

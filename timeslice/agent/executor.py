@@ -26,6 +26,7 @@ log = logging.getLogger("timeslice.agent")
 
 T = TypeVar("T")
 
+AGAIN_S = 1.0  # after a fault that nobody foresaw
 MID_ACK_S = 1.0  # an ack in the middle of a step is a courtesy: it may not hold the step up
 _PAUSE_S = 0.5
 
@@ -51,7 +52,8 @@ class Executor:
         self._orders.put_nowait(_Order(command, done))
 
     async def run(self) -> None:
-        """Work for ever. Whatever one order brings, the next one gets its turn."""
+        """Work for ever. Whatever one order brings, the next one gets its turn; one that broke comes again after it,
+        for the group waits for its answer."""
         while True:
             order = await self._orders.get()
             try:
@@ -59,8 +61,9 @@ class Executor:
                     await self._handle(order.command)
                 await order.done()
             except Exception:
-                log.exception("group %s: order %s was left unfinished; its state will be probed",
-                              self._scope.name, order.command.id)  # fmt: skip
+                log.exception("group %s: order %s was left unfinished; it is taken up again in %g s",
+                              self._scope.name, order.command.id, AGAIN_S)  # fmt: skip
+                asyncio.get_running_loop().call_later(AGAIN_S, self._orders.put_nowait, order)
 
     def look_again(self) -> None:
         """Have the jobs themselves asked for their state, and what is found reported, as soon as nothing is moved."""
