@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from prometheus_client import REGISTRY
 
+from tests.agent.rig import until
 from tests.conftest import ServerFactory
 from tests.locks.lab import Lab
 from timeslice.client.sync import Client
@@ -88,6 +90,21 @@ async def test_coordinators_names(lab: Lab) -> None:
         await coordinator.scan()
         await coordinator.driver.close()
     assert lab.redis.zcard(keys.coordinators) < MANY // 2
+
+
+async def test_a_group_that_was_let_go_is_not_shown_any_more(lab: Lab) -> None:
+    """Another coordinator owns it, or it was deleted: what its former owner last saw would be an alarm for ever."""
+    lab.join("n1")
+    lab.redis.sadd(Keys(lab.group.prefix).groups, lab.group.name)
+    coordinator = Coordinator(CoordinatorOptions(url=lab.url, prefix=lab.group.prefix, name="c"))
+    await coordinator.scan()
+    await until(lambda: waiters() == 0, "the group is shown")
+    await coordinator.close()
+    assert waiters() is None
+
+
+def waiters() -> float | None:
+    return REGISTRY.get_sample_value("timeslice_waiters", {"group": "g"})
 
 
 async def test_groups_that_nobody_serves(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
