@@ -73,6 +73,11 @@ class Memory:
         self._view: memoryview | None = None
         self.digest = ""  # "": not known
 
+    def close(self) -> None:
+        """Give it back."""
+        self._view = None
+        self._arena.close()
+
     def found(self) -> str:
         """Checksum of what is there now."""
         assert self._view is not None

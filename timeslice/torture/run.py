@@ -16,7 +16,7 @@ from timeslice.torture.events import EventReader
 from timeslice.torture.faults import Deed, choose
 from timeslice.torture.history import Calm, Ended, Fault, Healed, Writer
 from timeslice.torture.samples import Sampler
-from timeslice.torture.scene import Scene
+from timeslice.torture.scene import READY_S, Scene
 from timeslice.torture.schedule import Planned, schedule
 from timeslice.torture.stage import GROUPS, Topology
 from timeslice.torture.traffic import Traffic
@@ -87,6 +87,9 @@ class _Run:
         self._began = time.monotonic()
         try:
             self._traffic = Traffic(scene, self._work, options.seed, options.jobs)
+            while not self._traffic.flows and time.monotonic() < self._began + READY_S:
+                self._tick("starting")
+            self._began = time.monotonic()
             self._harm(list(schedule(options.seed, options.seconds, options.topology, options.kinds)))
             self._calm()
         except KeyboardInterrupt:
@@ -98,6 +101,7 @@ class _Run:
         return sampler.series
 
     def _harm(self, planned: list[Planned]) -> None:
+        self._progress.elapsed_s = 0.0
         while self._progress.elapsed_s < self._options.seconds:
             if planned and planned[0].at_s <= self._progress.elapsed_s:
                 self._strike(planned.pop(0))

@@ -34,7 +34,7 @@ from timeslice.torture.stage import (
     served_by,
 )
 
-READY_S = 40.0
+READY_S = 60.0
 _DISK = "size=1m,mode=700"
 
 

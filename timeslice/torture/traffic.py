@@ -39,6 +39,12 @@ class Traffic:
         self._drain.touch()
 
     @property
+    def flows(self) -> bool:
+        """Every seat's process has begun to ask."""
+        labels = [child.label for child in self._scene.processes.children if child.role == "job"]
+        return all((self._scene.parts / f"{label}.jsonl").exists() for label in labels)
+
+    @property
     def over(self) -> bool:
         """No job's process is left."""
         return not any(child.role == "job" for child in self._scene.processes.children)
