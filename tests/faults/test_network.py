@@ -9,6 +9,7 @@ import pytest
 from tests.faults.conftest import MakeStack
 from tests.faults.situations import SITUATIONS, Situations
 from tests.faults.stack import Stack
+from tests.support.jobs import wait_until
 from timeslice.locks.loader import load
 
 LASTS_S = 0.7
@@ -69,3 +70,21 @@ def test_a_lost_or_doubled_call_changes_nothing(make_stack: MakeStack, verb: str
     situations.release()
     situations.converge()
     assert _everywhere(stack) > 0
+
+
+def test_an_order_whose_delivery_is_lost_is_taken_all_the_same(make_stack: MakeStack) -> None:
+    """The server has handed the order out and believes the agent has it: the agent reads what is pending first."""
+    stack = make_stack()
+    stack.serve("n1", "g")
+    stack.coordinate()
+    first = stack.enter("g", "a")
+    second = stack.queue("g", "b")
+    way = stack.proxy("n1")
+    way.lose_reply_to("XREADGROUP")
+    wait_until(lambda: not way.armed, "the agent reads orders again")
+    stack.leave(first)
+    stack.await_inside(second)
+    assert way.lost_replies == 1
+    assert len(stack.events("g", "SwapStarted")) == 1  # it was not given up and begun anew
+    stack.leave(second)
+    stack.judge()

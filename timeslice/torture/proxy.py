@@ -89,6 +89,11 @@ class Proxy:
         """Deliver the next request that holds ``marker``, and close the connection instead of giving its reply."""
         self._lose = marker.encode()
 
+    @property
+    def armed(self) -> bool:
+        """Whether a reply to lose has not been asked for yet."""
+        return self._lose is not None
+
     def repeat_request_to(self, marker: str) -> None:
         """Deliver the next request that holds ``marker`` twice; the client gets the second reply only."""
         self._repeat = marker.encode()
