@@ -76,8 +76,9 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The address for messages: no password, no options."""
-        return self._base(f"{quote(self.username, safe='')}@" if self.username else "")
+        """The address for messages: ``***`` for a password, no options."""
+        user = quote(self.username or "", safe="") + ("" if self.password is None else ":***")
+        return self._base(f"{user}@" if user else "")
 
     def _base(self, user: str) -> str:
         if self.socket:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 
 import redis
-import redis.sentinel
 
 from timeslice.addresses import Address, parse_url
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, TimeSliceError
@@ -95,7 +95,7 @@ def _hung_up(words: str) -> bool:
 
 
 def _refusal(error: BaseException, words: str, address: Address) -> str:
-    hosts = address.shown.partition("://")[2]
+    hosts = replace(address, username=None, password=None, master="").shown.partition("://")[2]
     if isinstance(error, redis.exceptions.AskError) and address.kind != "cluster":  # also MOVED
         scheme = "rediss+cluster" if address.tls else "redis+cluster"
         return f"Redis at {address.shown} is a node of a cluster ({words}). Use {scheme}://{hosts}"
