@@ -75,7 +75,7 @@ class Crowd:
             self.grants[rig.name] += 1
             await rig.driver.run(scripts.yield_(rig.group, request.waiter, grant.token))
 
-    async def progress(self, turns: int = 2) -> None:
+    async def progress(self, turns: int = 1) -> None:
         """Every group goes on: so many more turns in each."""
         before = Counter(self.grants)
 
