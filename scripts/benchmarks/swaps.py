@@ -168,8 +168,8 @@ def measure() -> Figures:
             stack.callback(process.wait)
             stack.callback(process.kill)
             for number in range(NODES):
-                ours = this_target(GROUP, job, f"node{number}")
-                target = ours.model_copy(update={"pid": process.pid, "start": process_start(process.pid)})
+                own = this_target(GROUP, job, f"node{number}")
+                target = own.model_copy(update={"pid": process.pid, "start": process_start(process.pid)})
                 driver.run(scripts.register(keys, job, target.host, target.pid, target.model_dump_json()))
         jobs, bare = _Jobs(url), _Bare(url, folder)
         stack.callback(bare.close)
