@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from timeslice.locks.keys import Keys
+from timeslice.models import Command
 from timeslice.torture import run, scene
 from timeslice.torture.checker import Report, check
 from timeslice.torture.faults import Deed, World, choose
-from timeslice.torture.history import Asked, Entered, Line, read
+from timeslice.torture.history import Asked, Checked, Entered, GaveUp, Left, Line, Lost, read
 from timeslice.torture.report import TERMS, judge, merge
 from timeslice.torture.schedule import Planned
 from timeslice.torture.stage import LOCK_GROUP
@@ -20,17 +22,23 @@ from timeslice.torture.stage import LOCK_GROUP
 CALM_S = 10.0
 _LOOK_S = 0.5
 _WRITTEN_S = 0.3  # lines that are older are on disk
-_PATIENCE_S = 4.0  # of a fault that waits for its moment
+_PATIENCE_S = 3.0  # of a fault that waits for its moment
+
+Choose = Callable[["Aim", World, Planned, float], Deed | None]
+
+
+def unaimed(_: Aim, world: World, planned: Planned, now: float) -> Deed | None:
+    """To whom it comes."""
+    return choose(world, planned, now)
 
 
 @dataclass(frozen=True)
 class Hunt:
-    """``aim``: at whom faults are done, or until when they last. ``lasts_s``: of each fault, else as planned."""
+    """``aim`` says to whom faults are done; ``lasts_s``: each of them, else as planned."""
 
     seconds: float
     kinds: tuple[str, ...]
-    seed: int = 1
-    aim: Callable[[Aim, World, Planned, float], Deed | None] | None = None
+    aim: Choose = unaimed
     lasts_s: float | None = None
 
 
@@ -40,62 +48,79 @@ class Aim:
     def __init__(self, parts: Path) -> None:
         self._parts = parts
 
-    def inside(self) -> list[Entered]:
-        """Bodies of served groups that run."""
-        return [line for line in self._last() if isinstance(line, Entered) and line.group != LOCK_GROUP]
+    def inside(self) -> list[Asked]:
+        """Tries whose bodies run in a served group and have used the device."""
+        return [asked for asked, last in self._tries() if isinstance(last, Checked)]
 
     def waiting(self) -> list[Asked]:
         """Tries that wait, the oldest first."""
-        return sorted((line for line in self._last() if isinstance(line, Asked)), key=lambda line: line.at)
+        return [asked for asked, last in self._tries() if last is asked]
 
-    def node_of(self, request: str) -> str:
-        return next(line.node for line in self._lines() if isinstance(line, Asked) and line.request == request)
+    def soon(self, look: Callable[[], list[Asked]]) -> list[Asked]:
+        """What a look gives, as soon as it gives anything."""
+        until = time.monotonic() + _PATIENCE_S
+        while not (found := look()) and time.monotonic() < until:
+            time.sleep(0.01)
+        return found
 
-    def _last(self) -> Iterable[Line]:
-        """The last line of each try; what was read in between is no end."""
-        last: dict[str, Line] = {}
-        for line in self._lines():
-            if (request := getattr(line, "request", None)) is not None and line.kind != "checked":
-                last[request] = line
-        return last.values()
-
-    def _lines(self) -> Iterable[Line]:
+    def _tries(self) -> list[tuple[Asked, Line]]:
+        """Of served groups, with the last line of each."""
+        found: dict[str, tuple[Asked, Line]] = {}
         for path in self._parts.glob("job*.jsonl"):
-            yield from read(path)
+            for line in read(path):
+                if isinstance(line, Asked) and line.group != LOCK_GROUP:
+                    found[line.request] = (line, line)
+                elif isinstance(line, Entered | Checked | Lost | Left | GaveUp) and line.request in found:
+                    found[line.request] = (found[line.request][0], line)
+        return sorted(found.values(), key=lambda pair: pair[0].at)
 
 
 def at_holder(aim: Aim, world: World, planned: Planned, now: float) -> Deed | None:
     """To a process that is inside."""
-    return _to(world, planned, now, [line.who for line in aim.inside()])
+    return _to(world, planned, now, aim.soon(aim.inside))
 
 
 def at_waiter(aim: Aim, world: World, planned: Planned, now: float) -> Deed | None:
-    """To the process that has waited longest."""
-    return _to(world, planned, now, [line.who for line in aim.waiting()])
+    """To the process that has waited longest for a group for which others wait, too."""
+
+    def first() -> list[Asked]:
+        found = aim.waiting()
+        wanted = [asked.group for asked in found]
+        return [asked for asked in found if wanted.count(asked.group) > 1]
+
+    return _to(world, planned, now, aim.soon(first))
 
 
-def until_inside(aim: Aim, world: World, planned: Planned, now: float) -> Deed | None:
-    """The stopped agent goes on at a moment when a process on its node is inside."""
-    deed = choose(world, planned, now)
-    if deed is None or deed.heal is None:
-        return deed
-    node = next(child.node for child in world.processes.children if child.label == deed.label)
-    heal = deed.heal
+def stray_order(aim: Aim, world: World, planned: Planned, now: float) -> Deed | None:
+    """A coordinator that was deposed long ago orders a holder out."""
+    found = aim.soon(aim.inside)
+    if not found:
+        return None
+    body = found[0]
+    order = Command(
+        id=f"1/{body.node}/prepare/1.{planned.id}",
+        group=body.group,
+        node=body.node,
+        swap=1,
+        epoch=1,
+        step="prepare",
+        out=(body.job,),
+        into=None,
+        suspend_timeout_ms=6000,
+        restore_timeout_ms=6000,
+    )
+    agent = next(each for each in world.processes.children if (each.role, each.node) == ("agent", body.node))
 
-    def heal_then() -> None:
-        until = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < until:
-            if any(aim.node_of(line.request) == node for line in aim.inside()):
-                break
-            time.sleep(0.01)
-        heal()
+    def send() -> None:
+        with world.fleet.client(world.fleet.names()[0]) as client:
+            client.xadd(Keys().commands(body.node), {"body": order.model_dump_json()})
 
-    return replace(deed, heal=heal_then)
+    return Deed(harm="stray", label=agent.label, groups=(body.group,), do=send, heal=lambda: None)
 
 
-def _to(world: World, planned: Planned, now: float, labels: list[str]) -> Deed | None:
+def _to(world: World, planned: Planned, now: float, tries: list[Asked]) -> Deed | None:
     fit = [child.label for child in world.processes.having("job")]
-    index = next((fit.index(label) for label in labels if label in fit), None)
+    index = next((fit.index(each.who) for each in tries if each.who in fit), None)
     return None if index is None else choose(world, replace(planned, pick=(index + 0.5) / len(fit)), now)
 
 
@@ -107,7 +132,7 @@ def hunt(folder: Path, patch: pytest.MonkeyPatch, what: Hunt, mutant: str, rules
     def aimed(world: World, planned: Planned, now: float) -> Deed | None:
         if what.lasts_s is not None:
             planned = replace(planned, lasts_s=what.lasts_s)
-        return what.aim(aim, world, planned, now) if what.aim else choose(world, planned, now)
+        return what.aim(aim, world, planned, now)
 
     def stop_when_found(_: run.Progress) -> None:
         nonlocal looked
@@ -121,6 +146,6 @@ def hunt(folder: Path, patch: pytest.MonkeyPatch, what: Hunt, mutant: str, rules
     patch.setattr(run, "choose", aimed)
     patch.setattr(run, "CALM_S", CALM_S)
     patch.setattr(scene, "COORDINATORS", ("c1",))
-    options = run.Options(seed=what.seed, seconds=what.seconds, kinds=what.kinds, jobs=4, mutant=mutant)
+    options = run.Options(seed=1, seconds=what.seconds, kinds=what.kinds, mutant=mutant)
     run.run_torture(options, folder, say=print, show=stop_when_found)
     return judge(merge(folder))[1]

@@ -8,21 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.hunting import Hunt, at_holder, at_waiter, hunt, until_inside
+from tests.torture.hunting import Aim, Hunt, at_holder, at_waiter, hunt, stray_order, unaimed
+from timeslice.torture.faults import Deed, World
 from timeslice.torture.mutants import MUTANTS, NAMES
+from timeslice.torture.schedule import Planned
 
-CALM = ("kill-job",)  # one early kill, and traffic
+TRAFFIC = ("kill-job",)  # a kill now and then
 HUNTS = {
-    "no-fencing": Hunt(40, ("stop-agent",), aim=until_inside, lasts_s=5.0),
-    "early-grant": Hunt(4, CALM),
-    "lost-wake-up": Hunt(3, CALM),
-    "last-in-first-out": Hunt(4, CALM),
-    "dropped-restore": Hunt(4, CALM),
-    "no-confirmation": Hunt(40, ("stop-job",), aim=at_waiter, lasts_s=6.0),
-    "no-reclaim": Hunt(40, ("stop-job",), aim=at_holder, lasts_s=6.0),
-    "early-expiry": Hunt(20, ("clock",)),
-    "reused-tokens": Hunt(20, ("flush",)),
-    "no-exclusion": Hunt(10, CALM),
+    "no-fencing": Hunt(60, ("drop",), stray_order),
+    "early-grant": Hunt(60, TRAFFIC),
+    "lost-wake-up": Hunt(8, TRAFFIC),
+    "last-in-first-out": Hunt(60, TRAFFIC),
+    "dropped-restore": Hunt(60, TRAFFIC),
+    "no-confirmation": Hunt(60, ("stop-job",), at_waiter, lasts_s=8.0),
+    "no-reclaim": Hunt(60, ("stop-job",), at_holder, lasts_s=7.0),
+    "early-expiry": Hunt(60, ("clock",)),
+    "reused-tokens": Hunt(60, ("flush",)),
+    "no-exclusion": Hunt(60, TRAFFIC),
 }
 
 
@@ -46,9 +48,14 @@ def test_a_mutant_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_product_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same run, with all that is aimed, finds nothing in the product as it is."""
-    faults = ("stop-job", "stop-agent", "kill-job", "flush", "clock")
-    report = hunt(tmp_path, monkeypatch, Hunt(15, faults, aim=at_holder), "", ())
+    """What is aimed at the mutants finds nothing in the product as it is."""
+
+    def any_of_them(aim: Aim, world: World, planned: Planned, now: float) -> Deed | None:
+        mine = {"drop": stray_order, "stop-job": at_holder if planned.pick < 0.5 else at_waiter}
+        return mine.get(planned.kind, unaimed)(aim, world, planned, now)
+
+    what = Hunt(20, ("drop", "stop-job", "kill-job", "flush", "clock"), any_of_them)
+    report = hunt(tmp_path, monkeypatch, what, "", ())
     assert report.violations == []
     assert report.grants > 0
     assert report.swaps > 0

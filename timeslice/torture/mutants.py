@@ -119,14 +119,21 @@ def _no_confirmation() -> None:
 
     def believe(*args: Any, **options: Any) -> Any:
         flow = acquire(*args, **options)
+        go_on: Callable[[Any], Any] = flow.send
         answer: Any = None
         while True:
             try:
-                op = flow.send(answer)
+                op = go_on(answer)
             except StopIteration as stop:
                 return stop.value
-            script = getattr(getattr(op, "script", None), "name", "")
-            answer = Renewed(0, 0) if script == "renew" else (yield op)
+            go_on = flow.send
+            if getattr(getattr(op, "script", None), "name", "") == "renew":
+                answer = Renewed(0, 0)
+                continue
+            try:
+                answer = yield op
+            except Exception as error:
+                go_on, answer = flow.throw, error
 
     flows.acquire = believe
 
@@ -218,15 +225,16 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "reused-tokens": Mutant(
         "after data loss numbers begin again where the server stands",
-        frozenset({"tokens"}),
+        frozenset({"tokens", "overlap"}),
         [
             Edit("group.lua", "set('counter', math.max(S.counter + 1, now))", "set('counter', S.counter + 1)"),
             Edit("group.lua", "  if floor > S.counter then\n    note_loss()\n  end\n", ""),
+            Edit("renew.lua", "  set('counter', math.max(S.counter, token))\n", ""),
         ],
     ),
     "no-exclusion": Mutant(
         "a group that is held is granted again",
-        frozenset({"overlap"}),
+        frozenset({"overlap", "resident"}),
         [Edit("advance.lua", "return S.lease_id ~= '' or S.swap_id ~= 0", "return S.swap_id ~= 0")],
     ),
 }
