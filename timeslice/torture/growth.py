@@ -37,7 +37,7 @@ COORDINATORS = ("c1", "c2")
 SAMPLES = 40
 _READY_S = 60.0
 _TURN_S = 600.0  # for the swaps between two samples
-_ENDED_KEEP_MS = 150_000  # the ids of ended waiters are kept for 120 s and then swept at the next yield
+_ENDED_KEEP_MS = 150_000  # the ids of ended waiters are kept for 120 s, and swept when the next one ends
 _SIZES = {"stream": "xlen", "hash": "hlen", "zset": "zcard", "set": "scard", "list": "llen", "string": "strlen"}
 
 
@@ -184,14 +184,14 @@ class _Soak:
         client: Any = self._client
         sample: dict[str, float] = {"server: keys": 0, "server: used memory (B)": client.info("memory")["used_memory"]}
         waiting = 0
-        now_ms = int(client.time()[0]) * 1000
         for key in map(text, client.scan_iter(count=1000)):
             if client.ttl(key) >= 0:
                 waiting += 1
                 continue
             sample["server: keys"] += 1
             if key.endswith(":ended"):
-                size = client.zcount(key, "-inf", now_ms - _ENDED_KEEP_MS)
+                newest = client.zrevrange(key, 0, 0, withscores=True)
+                size = client.zcount(key, "-inf", newest[0][1] - _ENDED_KEEP_MS) if newest else 0
             else:
                 kind = text(client.type(key))
                 size = getattr(client, _SIZES[kind])(key) if kind in _SIZES else 0
