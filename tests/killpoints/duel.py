@@ -58,16 +58,21 @@ class Duel:
         events = EventReader(self._server.url, (GROUP, LOCK_GROUP), Writer(self._parts / "events.jsonl"))
         stack.callback(events.close)
 
-    def kill_at(self, who: str, point: str, when: str, *, lie: bool = False, lock_group: str = "") -> None:
+    def kill_at(
+        self, who: str, point: str, when: str, *, lie: bool = False, newcomer: bool = False, lock_group: str = ""
+    ) -> None:
         """Have a new process of that name kill itself there, and wait until it has, and the keeper replaced it.
 
-        ``lie``: the backend says meanwhile that it did what it did not do. ``lock_group``: a job uses it, too.
+        ``lie``: the backend says meanwhile that it did what it did not do. ``newcomer``: a process of a job comes new
+        after it. ``lock_group``: a job uses it, too.
         """
         self._lock_group = lock_group
         knob = knob_file(self._folder / "knobs", NODE, GROUP)
         if lie:
             knob.write_text(Knob(id=self._begin("lie"), harm="lie").model_dump_json())
         self._replace(who, f"{who}:{point}:{when}:1")
+        if newcomer:
+            self._replace(JOBS[1], "")
         child = self._children[who]
         doomed = child.process
         assert doomed is not None

@@ -52,7 +52,14 @@ def duel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duel]:
 def test_killed_at_a_point_the_system_goes_on(duel: Duel, role: str, point: str, when: str) -> None:
     """A process is killed there; then both jobs are in again, their content intact, and the checker finds nothing."""
     who = JOBS[0] if role == "client" else role
-    duel.kill_at(who, point, when, lie=point in LIES, lock_group=LOCK_GROUP if point == "sadd groups" else "")
+    duel.kill_at(
+        who,
+        point,
+        when,
+        lie=point in LIES,
+        newcomer=point == "disk targets",
+        lock_group=LOCK_GROUP if point == "sadd groups" else "",
+    )
     duel.both_take_turns()
     assert duel.report().violations == []
 

@@ -19,7 +19,7 @@ from timeslice.torture.report import TERMS, judge, merge
 from timeslice.torture.schedule import Planned
 from timeslice.torture.stage import LOCK_GROUP
 
-CALM_S = 10.0
+CALM_S = 8.0
 _LOOK_S = 0.5
 _WRITTEN_S = 0.3  # lines that are older are on disk
 _PATIENCE_S = 3.0  # of a fault that waits for its moment

@@ -17,7 +17,7 @@ TRAFFIC = ("kill-job",)  # a kill now and then
 HUNTS = {
     "no-fencing": Hunt(60, ("drop",), stray_order),
     "early-grant": Hunt(60, TRAFFIC),
-    "lost-wake-up": Hunt(8, TRAFFIC),
+    "lost-wake-up": Hunt(6, TRAFFIC),
     "last-in-first-out": Hunt(60, TRAFFIC),
     "dropped-restore": Hunt(60, TRAFFIC),
     "no-confirmation": Hunt(60, ("stop-job",), at_waiter, lasts_s=8.0),

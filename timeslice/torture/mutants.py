@@ -196,9 +196,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "agents say that a job is back without bringing it back", frozenset({"restored"}), patch=_dropped_restore
     ),
     "no-confirmation": Mutant(
-        "a grant counts, and a body begins, before its waiter has confirmed it",
+        "nobody confirms that a waiter lives: it is not asked before a swap, and its grant counts at once",
         frozenset({"overlap", "resident", "restored"}),
         [
+            Edit("poke.lua", "return { 'ok', seen }", "return { 'ok', 0 }"),
             Edit("lease.lua", "set('confirmed', direct and '1' or '0')", "set('confirmed', '1')"),
             Edit("lease.lua", "  if direct then\n    set('deadline_ms'", "  if true then\n    set('deadline_ms'"),
         ],
