@@ -137,9 +137,10 @@ class Lab:
         self.run(scripts.forget(self.group, node, "eve", "", lose=lose))
 
     def report(
-        self, node: str, *observed: Observed, ended: Sequence[Exited] = (), seen: int | None = None
+        self, node: str, *observed: Observed, ended: Sequence[Exited] = (), seen: int | None = None, whole: bool = True
     ) -> scripts.Reported:
-        return self.run(scripts.report(self.group, node, self.counter if seen is None else seen, observed, ended))
+        number = self.counter if seen is None else seen
+        return self.run(scripts.report(self.group, node, number, observed, ended, whole=whole))
 
     def own(self, coordinator: str = "c1") -> int:
         """The epoch of the ownership that must come of it."""

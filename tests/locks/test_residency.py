@@ -146,6 +146,15 @@ def test_nobody_is_granted_before_every_node_has_told_what_is_on_it(lab: Lab) ->
     assert lab.view.state["swap_waiter"] == "a2"
 
 
+def test_news_alone_are_no_node_s_word(lab: Lab) -> None:
+    """They were meant for a server that knew the rest; this one, promoted since, may not. Promise 2."""
+    lab.beat("n1")
+    lab.report("n1", Observed("a", "suspended"), whole=False)
+    assert lab.queue("b1", served=True).reason == "node n1 joined and has not yet told what is on its devices"
+    lab.report("n1", Observed("a", "suspended"))
+    assert lab.holder == "b1"
+
+
 def test_names_of_nodes_that_have_not_reported_are_not_mixed_up(lab: Lab) -> None:
     """n1 is no part of n10."""
     for node in ("n10", "n1", "x.n1"):

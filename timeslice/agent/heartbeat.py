@@ -34,10 +34,10 @@ class Heartbeat:
         await self._take(view)
         scope.raise_floor(view.counter)
         number = scope.floor
-        found = await self._looker.look(view, first=True)
+        found = await self._looker.look(view, first=True, whole=True)
         pulse = await self._pulse(view)
         await scope.keep_floor(fence=pulse.token)  # from now on, a server that knows less has lost data
-        await self._report(pulse, found, number)
+        await self._report(pulse, found, number, whole=True)
 
     async def run(self) -> None:
         """Beat for ever; a fault is logged, and the next beat comes in its time."""
@@ -72,12 +72,14 @@ class Heartbeat:
         await scope.keep_floor(fence=pulse.token)
         number = scope.floor
         found: list[Observed] = []
+        whole = False
         if not self._executor.turn.locked():  # a step tells of its jobs itself, and nobody may probe meanwhile
             await self._executor.tidy(pulse.swap_id)
             async with self._executor.turn:
                 ask, scope.ask = scope.ask, False
-                found = await self._looker.look(view, first=ask)
-        return await self._report(pulse, found, number)
+                whole = not pulse.known  # the group waits for this node's word
+                found = await self._looker.look(view, first=ask, whole=whole)
+        return await self._report(pulse, found, number, whole=whole)
 
     async def _take(self, view: GroupView) -> None:
         self._scope.config = view.config
@@ -106,7 +108,7 @@ class Heartbeat:
         target = self._scope.registry.find(state.get("job", ""), state.get("pid", ""), state.get("start", ""))
         return state["lease_id"] if target and procfs.runs(target) else ""
 
-    async def _report(self, pulse: Pulse, found: list[Observed], number: int) -> bool:
+    async def _report(self, pulse: Pulse, found: list[Observed], number: int, *, whole: bool) -> bool:
         """Tell what was found; ``number`` is the highest that was known before the look. False: tell again soon.
 
         A node that has joined reports even if it has nothing to tell: the group waits for its word.
@@ -115,11 +117,13 @@ class Heartbeat:
         ended = sorted(scope.registry.ended, key=lambda process: (process.job, process.pid))
         if pulse.known and not found and not ended:
             return not scope.registry.departed
-        reply = await scope.driver.run(scripts.report(scope.keys, scope.node, number, found, ended, floor=scope.floor))
+        reply = await scope.driver.run(
+            scripts.report(scope.keys, scope.node, number, found, ended, whole=whole, floor=scope.floor)
+        )
         scope.registry.ended.difference_update(ended)
         if not reply.ignored:
             for job in found:
                 if job.state == Residency.GONE:
                     scope.registry.forget(job.job)
         scope.raise_floor(reply.counter)
-        return reply.ignored == 0 and not scope.registry.departed
+        return reply.ignored == 0 and not scope.registry.departed and (whole or pulse.known)

@@ -37,8 +37,11 @@ class Looker:
         self._scope = scope
         self._believed: dict[str, str] = {}  # job with processes here -> residency, when the server last knew it
 
-    async def look(self, view: GroupView, *, first: bool = False) -> list[Observed]:
-        """What the group should be told. ``first``: nothing is remembered yet, so the jobs themselves are asked."""
+    async def look(self, view: GroupView, *, first: bool = False, whole: bool = False) -> list[Observed]:
+        """What the group should be told: what it does not know, or with ``whole`` all.
+
+        ``first``: nothing is remembered yet, so the jobs themselves are asked.
+        """
         scope = self._scope
         look = self._ask if first else self._observe
 
@@ -56,7 +59,7 @@ class Looker:
         unheld = {f.seen.job for f in found if self._is_unheld(view, f.seen)}
         metrics.UNHELD_JOBS.labels(scope.name).set(len(unheld))
         self._remember(view)
-        news = [finding for finding in found if self._is_news(view, finding, finding.seen.job in unheld)]
+        news = [finding for finding in found if whole or self._is_news(view, finding, finding.seen.job in unheld)]
         for finding in found:
             if finding.seen.state == Residency.GONE and not self._is_known(view, finding.seen.job):
                 scope.registry.forget(finding.seen.job)

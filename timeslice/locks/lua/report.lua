@@ -1,6 +1,7 @@
 --[[
 An agent tells what it sees outside of a swap: residency after a probe, and processes that ended.
-ARGV  1 floor  2 node  3 seen: the counter it knew before it looked  4 number of jobs
+ARGV  1 floor  2 node  3 seen: the counter it knew before it looked
+      4 '1': this is all that is on its devices; '0': only what the group did not know  5 number of jobs
       then per job: job state bytes(host) device_bytes backend unheld (1: on the device without a hold)
       then per process that ended: job pid start
 Reply ok counter ignored (jobs whose news came at a bad time: report them again)
@@ -8,14 +9,16 @@ Events JobGone, JobUnheld, LeaseReclaimed, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
 local OUT_OF_PLACE = { resident = true, faulted = true } -- never too late to say
-local node, seen, count = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local node, seen, whole, count = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
 
 begin(true)
 settle_clock()
-hear(node)
+if whole then -- news alone were told to another server, should this one be its replica
+  hear(node)
+end
 local ignored = 0
 for n = 0, count - 1 do
-  local i = 5 + n * 6
+  local i = 6 + n * 6
   local job, state, at = ARGV[i], ARGV[i + 1], node .. '/' .. ARGV[i] .. '/'
   local record = redis.call('HMGET', jobs_key, job .. '/token', job .. '/residency', job .. '/moved')
   local before = redis.call('HMGET', members_key, at .. 'state', at .. 'unheld')
@@ -48,7 +51,7 @@ for n = 0, count - 1 do
     end
   end
 end
-for i = 5 + count * 6, #ARGV, 3 do
+for i = 6 + count * 6, #ARGV, 3 do
   local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid) == 1 then
     set('changed_ms', now)

@@ -123,10 +123,14 @@ def report(
     observed: Sequence[Observed],
     ended: Sequence[Exited] = (),
     *,
+    whole: bool = True,
     floor: int = 0,
 ) -> Call[Reported]:
-    """Tell what was observed outside of a swap. ``seen`` is the counter known before the look."""
-    args: list[Arg] = [floor, node, seen, len(observed)]
+    """Tell what was observed outside of a swap. ``seen`` is the counter known before the look.
+
+    ``whole``: it is all that is on the node's devices, which a group that waits for the node's word needs.
+    """
+    args: list[Arg] = [floor, node, seen, int(whole), len(observed)]
     for item in observed:
         args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend, int(item.unheld)]
     for process in ended:
