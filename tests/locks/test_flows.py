@@ -178,6 +178,16 @@ def test_a_cancelled_grant_is_not_entered() -> None:
     drive.fails(CancelledByOperatorError, Lost("", 60, 60))
 
 
+def test_a_grant_that_was_taken_back_says_by_whom() -> None:
+    """An operator revoked it before it was confirmed: the refused confirmation has the name, the next refresh not."""
+    drive = Drive()
+    drive.feed(queued())
+    drive.feed(GRANT)
+    drive.feed(Lost("", 60, 60, by="eve"))
+    error = drive.fails(CancelledByOperatorError, Ended())
+    assert "cancelled by eve" in str(error)
+
+
 def test_a_timeout_withdraws_the_request_and_names_the_holder() -> None:
     """Case L06. The entry is cancelled first, then the error tells why it waited."""
     drive = Drive(timeout_s=3.0)

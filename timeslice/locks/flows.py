@@ -93,6 +93,7 @@ def _acquire(
     until = None if timeout_s is None else started + timeout_s
     score, after, down_since = "", "0-0", None
     queued: Queued | None = None
+    by = ""
 
     def left() -> float:
         return PATIENCE_S if until is None else until - clock()
@@ -110,7 +111,9 @@ def _acquire(
         down_since = None
         if isinstance(reply, Ended):
             raise CancelledByOperatorError(
-                f"group {group.name}: the wait of job {request.job} was cancelled", group=group.name, job=request.job
+                f"group {group.name}: the wait of job {request.job} was cancelled{by}",
+                group=group.name,
+                job=request.job,
             )
         floor = max(floor, reply.counter)
         if isinstance(reply, Granted):
@@ -152,6 +155,7 @@ def _acquire(
             if isinstance(renewal, Renewed):
                 how, swap_ms = fields.get("how", ""), scripts.number(fields.get("swap_ms", ""))
                 return _grant(token, how, swap_ms, reply.mode, reply.registered, floor, sent, started)
+            by = f" by {renewal.by}" if renewal.by else ""
 
 
 def _grant(
