@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.locks.lab import Lab
 from timeslice.locks import scripts
-from timeslice.locks.scripts import Exited, Granted, Observed, Queued
+from timeslice.locks.scripts import Granted, Observed, Queued
 
 
 def residents(lab: Lab) -> list[str]:
@@ -310,17 +310,6 @@ def test_a_refused_eviction_puts_off_its_waiter_and_starts_no_loop(lab: Lab) -> 
     assert lab.swap == 0
     assert len(lab.events("SwapStarted")) == 1
     assert lab.view.state["evict"] == "a"
-
-
-def test_a_holder_whose_process_ended_is_reclaimed_at_once(lab: Lab) -> None:
-    """Case L04. The agent saw it exit; no lease is waited for. Another process of the pid is not meant."""
-    lab.join("n1")
-    lab.grant("a1", served=True, pid=41, start=5)
-    lab.report("n1", ended=[Exited("a", 41, 4)])
-    assert lab.holder == "a1"
-    lab.report("n1", Observed("a", "gone"), ended=[Exited("a", 41, 5)])
-    assert lab.holder == ""
-    assert [event["why"] for event in lab.events("LeaseReclaimed")] == ["its process ended"]
 
 
 def test_a_fault_that_is_seen_during_a_hold_outlasts_it(lab: Lab) -> None:

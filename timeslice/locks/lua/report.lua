@@ -5,7 +5,7 @@ ARGV  1 floor  2 node  3 seen: the counter it knew before it looked
       then per job: job state bytes(host) device_bytes backend unheld (1: on the device without a hold)
       then per process that ended: job pid start
 Reply ok counter ignored (jobs whose news came at a bad time: report them again)
-Events JobGone, JobUnheld, LeaseReclaimed, and what advance and reap emit
+Events JobGone, JobUnheld, LeaseReclaimed, WaiterReaped, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
 local OUT_OF_PLACE = { resident = true, faulted = true } -- never too late to say
@@ -51,13 +51,22 @@ for n = 0, count - 1 do
     end
   end
 end
+local dead = {}
 for i = 6 + count * 6, #ARGV, 3 do
   local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  dead[pid .. '/' .. start] = true
   if redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid) == 1 then
     set('changed_ms', now)
   end
   if S.lease_id ~= '' and S.job == job and S.host == node and S.pid == pid and S.start == start then
     reclaim('its process ended')
+  end
+end
+for _, waiter in ipairs(next(dead) and redis.call('ZRANGE', queue_key, 0, -1) or {}) do
+  local record = waiter_get(waiter)
+  if record.host == node and dead[record.pid .. '/' .. record.start] then
+    emit('WaiterReaped', 'waiter', waiter, 'job', record.job)
+    waiter_remove(waiter)
   end
 end
 reap()
