@@ -50,16 +50,17 @@ def stranger() -> Iterator[Callable[[bytes, bool], int]]:
         doors.append(door)
 
         def serve() -> None:
-            while True:
-                try:
+            with suppress(OSError):  # the door is shut
+                while True:
                     guest, _ = door.accept()
-                except OSError:
-                    return
-                with guest, suppress(OSError):
-                    if at_once or guest.recv(1):
-                        guest.sendall(words)
-                        guest.shutdown(socket.SHUT_WR)
-                    guest.recv(1000)
+                    threading.Thread(target=speak, args=(guest,), daemon=True).start()
+
+        def speak(guest: socket.socket) -> None:
+            with guest, suppress(OSError):
+                if at_once or guest.recv(1):
+                    guest.sendall(words)
+                    guest.shutdown(socket.SHUT_WR)
+                guest.recv(1000)
 
         threading.Thread(target=serve, daemon=True).start()
         port: int = door.getsockname()[1]
@@ -128,7 +129,7 @@ def test_sentinels_say_what_they_do_not_know(face: MakeFace, fleet_factory: Flee
     for name in ("sentinel1", "sentinel2", "sentinel3"):
         fleet.kill(name)
     said = refusal(face, fleet.url, RedisUnreachableError, deadline_s=1.0)
-    assert f"Redis at {fleet.url} does not answer (No master found for 'timeslice')" in said
+    assert f"Redis at {fleet.url} does not answer (no sentinel answers: " in said
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def explain(error: BaseException, url: str) -> TimeSliceError:
         return ServerUnsuitableError(_refusal(error, words, address))
     hint = "A port with TLS needs rediss://. " if _hung_up(words) and not address.tls and address.hosts else ""
     return RedisUnreachableError(
-        f"Redis at {where} does not answer ({_shortened(words)}). Is it running, and is the address right? "
+        f"Redis at {where} does not answer ({words}). Is it running, and is the address right? "
         f"{hint}Start one for this machine with: timeslice up"
     )
 
@@ -117,11 +117,6 @@ def _no_tls(where: str, words: str) -> ServerUnsuitableError:
     else:
         advice = "The port speaks no TLS: use the server's TLS port, or redis:// instead of rediss://"
     return ServerUnsuitableError(f"no TLS connection to {where}: {words}. {advice}")
-
-
-def _shortened(words: str) -> str:
-    """Without redis-py's list of the sentinels' clients, which names each of their options."""
-    return words.partition(" : <")[0]
 
 
 def _no_redis(where: str) -> ServerUnsuitableError:
