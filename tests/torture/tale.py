@@ -58,7 +58,7 @@ class Tale:
         job = who[0]
         return {**self._stamp(who), "job": job, "group": G, "request": f"{who}/{self._requests.get(who, 0)}"}
 
-    def born(self, label: str, role: Literal["job", "agent", "coordinator", "server"], **more: str) -> None:
+    def born(self, label: str, role: Literal["job", "agent", "coordinator", "server"], **more: Any) -> None:
         self.add(Born(**self._stamp("run"), label=label, role=role, **more))
 
     def died(self, label: str, code: int, *, meant: bool = False) -> None:

@@ -159,7 +159,7 @@ class Fleet(ABC):
             return None
         with self.client(name) as client:
             try:
-                return client.execute_command(*command)  # type: ignore[no-untyped-call]
+                return client.execute_command(*command)
             except (redis.exceptions.RedisError, OSError):
                 return None
 

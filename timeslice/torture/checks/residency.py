@@ -11,9 +11,7 @@ from timeslice.torture.history import Moved
 
 _WORD_S = 1.5  # by then the reader of the event stream has read what the scripts told
 
-_ENDS = frozenset(
-    {"LeaseGranted", "LeaseReclaimed", "LeaseReinstalled", "GrantExpired", "StateLost"}
-)
+_ENDS = frozenset({"LeaseGranted", "LeaseReclaimed", "LeaseReinstalled", "GrantExpired", "StateLost"})
 
 
 def not_restored(story: Story, terms: Terms) -> Iterator[Violation]:
