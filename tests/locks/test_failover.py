@@ -142,6 +142,24 @@ def test_a_lost_yield_is_yielded_again(pair: Pair) -> None:
     assert lab.holder == "b1"
 
 
+def test_nobody_vouches_for_a_lease_whose_yield_was_lost(pair: Pair) -> None:
+    """R02: the process lives, so its agent would keep the lease alive for minutes. It may again once the client itself
+    has renewed."""
+    lab = pair.lab
+    lab.join("n1")
+    token = lab.grant("a1", served=True, pid=41)
+    pair.cut()
+    lab.release("a1", token)
+    pair.fail_over()
+    vouch = scripts.heartbeat(lab.group, "n1", 15_000, vouch="a1")
+    lab.pass_time(29)
+    lab.run(vouch)
+    lab.pass_time(2)
+    beat(lab, "n1", token, Observed("a", "resident", device_bytes=10))
+    assert lab.holder == ""
+    assert [event["why"] for event in lab.events("LeaseReclaimed")] == ["expired"]
+
+
 def test_a_lost_ownership_is_taken_again_with_a_higher_epoch(pair: Pair) -> None:
     """R02: the order of the epochs stands, and orders of the lost epoch are refused."""
     lab = pair.lab

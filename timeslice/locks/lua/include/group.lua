@@ -129,6 +129,7 @@ local function notice_another_server()
     set('server', id)
     if known then
       ask_all_nodes()
+      set('renewed_at_ms', 0) -- its yield may be lost: its agent vouches again when the client itself has renewed
     end
   end
 end
@@ -163,7 +164,9 @@ local function rebase()
   end
   if S.lease_id ~= '' then
     set('deadline_ms', again(S.deadline_ms, S.confirmed == '1' and S.lease_ms or WAITER_TTL_MS))
-    set('renewed_at_ms', now)
+    if S.renewed_at_ms > 0 then
+      set('renewed_at_ms', now)
+    end
   end
   if S.owner ~= '' then
     set('owner_deadline_ms', again(S.owner_deadline_ms, OWNER_MS))
