@@ -23,7 +23,7 @@ from timeslice.torture.stage import CONFIG, LEASES_S, LOCK_GROUP
 
 GROUP, NODE, JOBS = "trainers", "n1", ("a", "b")
 JOB_BYTES, DEVICE_BYTES = 1 << 20, 3 << 19  # two jobs don't fit
-AGENT_TTL_S, OWNER_LEASE_MS = 1.5, 1500
+AGENT_TTL_S, OWNER_LEASE_MS, WAITER_TTL_S = 1.5, 1500, 3.0
 DEADLINE_S = 40.0
 _WRITTEN_NS = 300_000_000  # a line that is older is on disk
 _TICK_S = 0.01
@@ -40,6 +40,7 @@ class Duel:
         self._server = stack.enter_context(EmbeddedServer(folder / "server"))
         self._driver = SyncDriver(self._server.url)
         stack.callback(self._driver.close)
+        self._read: dict[Path, tuple[int, list[Line]]] = {}
         self._faults = 0
         self._lock_group = ""
         settings = {field: str(value) for field, value in CONFIG.model_dump().items()}
@@ -93,7 +94,7 @@ class Duel:
         since = time.monotonic_ns()
 
         def done() -> bool:
-            lines = [line for line in self.lines() if line.at > since]
+            lines = [line for line in self.lines("job-*") if line.at > since]
             checked = {line.job for line in lines if isinstance(line, Checked)}
             back = {line.job for line in lines if isinstance(line, Entered) and line.how == "restored"}
             return checked >= set(JOBS) and back >= set(JOBS)
@@ -107,8 +108,13 @@ class Duel:
         lines = [line for line in self.lines() if line.at <= known]
         return check(lines, Terms(lease_s=max(LEASES_S), recovery_s=DEADLINE_S))
 
-    def lines(self) -> list[Line]:
-        return [line for path in self._parts.glob("*.jsonl") for line in read(path)]
+    def lines(self, which: str = "*") -> list[Line]:
+        """What was written so far; files that did not grow are not read again."""
+        for path in self._parts.glob(f"{which}.jsonl"):
+            size = path.stat().st_size
+            if self._read.get(path, (0, []))[0] != size:
+                self._read[path] = (size, list(read(path)))
+        return [line for path, (_, lines) in self._read.items() if path.match(f"{which}.jsonl") for line in lines]
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         end = time.monotonic() + DEADLINE_S
@@ -185,6 +191,7 @@ class Duel:
                 "lock_group": self._lock_group,
                 "until": time.monotonic() + 3600,
                 "pace": 0.1,
+                "waiter_ttl_s": WAITER_TTL_S,
             }
 
         return spec

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from timeslice.arena import Arena, EmulatedDeviceError
+from timeslice.client import core
 from timeslice.client.aio import AsyncClient
 from timeslice.client.hold import Hold
 from timeslice.client.lease import BaseLease
@@ -49,6 +50,7 @@ class Spec(BaseModel):
     lock_group: str  # "": none
     until: float
     pace: float = 1.0  # of its bodies and pauses; below 1 it is quicker
+    waiter_ttl_s: float = core.WAITER_TTL_MS / 1000  # of a waiter that gives no sign of life
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ def _digest(content: bytes | memoryview) -> str:
 def run_job(spec: Spec) -> None:
     """Live until the time is over. It never raises for what the product says may happen."""
     writer = Writer(spec.history / f"{spec.label}.jsonl")
+    core.WAITER_TTL_MS = int(spec.waiter_ttl_s * 1000)
     if spec.asynchronous:
         asyncio.run(_run_async(spec, writer))
     else:
