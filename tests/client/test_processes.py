@@ -96,8 +96,7 @@ def test_a_holder_that_keeps_the_gil_beyond_its_lease_loses_it(world: World) -> 
         import ctypes
         with timeslice.hold("g", lock_only=True, lease=1) as lease:
             say("inside")
-            ctypes.PyDLL(None).usleep(1_000_000)
-            ctypes.PyDLL(None).usleep(999_999)
+            ctypes.PyDLL(None).sleep(2)  # in one call: between two of them a renewal could slip through
             try:
                 lease.ensure_held()
                 say("held")
