@@ -33,9 +33,9 @@ class Duel:
     """The system, for a whole module of tests. Whoever ends is started again, as by a service manager."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder, self._parts = folder, folder / "parts"
+        self._folder, self._parts, self._work = folder, folder / "parts", folder / "work"
         (folder / "logs").mkdir(parents=True)
-        (folder / "knobs").mkdir()
+        (self._work / "knobs").mkdir(parents=True)
         self._writer = Writer(self._parts / "run.jsonl")
         self._server = stack.enter_context(EmbeddedServer(folder / "server"))
         self._driver = SyncDriver(self._server.url)
@@ -47,7 +47,7 @@ class Duel:
         for name, mode in ((GROUP, "served"), (LOCK_GROUP, "lock")):
             self._driver.run(scripts.configure(Keys().group(name), settings, mode=mode))
         self._driver.client.sadd(Keys().groups, GROUP, LOCK_GROUP)
-        self._processes = Processes(folder, folder / "logs", self._writer)
+        self._processes = Processes(self._work, folder / "logs", self._writer)
         stack.callback(self._end)
         self._children = {
             "agent": self._child("agent-n1", "agent", self._agent),
@@ -68,7 +68,7 @@ class Duel:
         after it. ``lock_group``: a job uses it, too.
         """
         self._lock_group = lock_group
-        knob = knob_file(self._folder / "knobs", NODE, GROUP)
+        knob = knob_file(self._work / "knobs", NODE, GROUP)
         if lie:
             knob.write_text(Knob(id=self._begin("lie"), harm="lie").model_dump_json())
         self._replace(who, f"{who}:{point}:{when}:1")
@@ -150,14 +150,14 @@ class Duel:
 
     def _child(self, name: str, role: Role, spec: Callable[[str], dict[str, Any]], *, job: str = "") -> Child:
         mine = {key: value for key, value in os.environ.items() if not key.startswith("TIMESLICE_")}
-        environment = {**mine, "TIMESLICE_NODE": NODE, "TIMESLICE_RUNTIME_DIR": str(self._folder / NODE)}
+        environment = {**mine, "TIMESLICE_NODE": NODE, "TIMESLICE_RUNTIME_DIR": str(self._work / NODE)}
         child = Child(name, role, spec, environment, job=job, node=NODE)
         self._processes.add(child)
         return child
 
     @property
     def _device(self) -> Path:
-        return self._folder / NODE / "devices" / GROUP
+        return self._work / NODE / "devices" / GROUP
 
     def _agent(self, label: str) -> dict[str, Any]:
         return {
@@ -167,8 +167,8 @@ class Duel:
             "groups": [GROUP],
             "device_bytes": DEVICE_BYTES,
             "ttl_s": AGENT_TTL_S,
-            "state_dir": str(self._folder / "state"),
-            "knobs": str(self._folder / "knobs"),
+            "state_dir": str(self._work / NODE / "state"),
+            "knobs": str(self._work / "knobs"),
             "history": str(self._parts),
         }
 
@@ -183,7 +183,7 @@ class Duel:
                 "node": NODE,
                 "url": self._server.url,
                 "history": str(self._parts),
-                "drain": str(self._folder / "drain"),
+                "drain": str(self._work / "drain"),
                 "seed": label,
                 "asynchronous": job == "b",
                 "devices": {GROUP: str(self._device)},

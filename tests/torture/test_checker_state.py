@@ -66,6 +66,19 @@ def a_new_process_has_nothing_to_restore() -> Tale:
 
 
 @good
+def a_step_ends_after_its_process_was_replaced() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.leaves("a.1")
+    tale.moves("a", "prepare", "suspend begin")
+    tale.fault("kill", "a.1")
+    tale.born("a.2", "job", job="a", node="n1")
+    tale.moves("a", "suspend done")
+    tale.enters("a.2")
+    return tale
+
+
+@good
 def a_backend_lied() -> Tale:
     tale = Tale()
     tale.enters("a.1")

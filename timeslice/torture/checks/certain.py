@@ -52,6 +52,7 @@ class Certain:
         self._lines = iter(story.lines)
         self._next: Line | None = next(self._lines, None)
         self._signs: dict[Place, Sign] = {}
+        self._begun: dict[Place, str] = {}  # the step that is under way
         self._now = 0
         self._lies = [harm for harm in story.harms if harm.fault.harm == "lie"]
 
@@ -88,8 +89,7 @@ class Certain:
     def _take(self, line: Line) -> None:
         match line:
             case Moved() if (line.step, line.stage) in _AFTER:
-                place = (line.group, line.node, line.job)
-                self._signs[place] = Sign.UNKNOWN if self._may_lie(line) else _AFTER[line.step, line.stage]
+                self._move(line, (line.group, line.node, line.job))
             case Checked():
                 found = self._story.tries[line.who, line.request]
                 self._signs.setdefault((line.group, found.node, line.job), Sign.IN)
@@ -101,11 +101,21 @@ class Certain:
             case _:
                 pass
 
+    def _move(self, move: Moved, place: Place) -> None:
+        if move.stage == "begin":
+            self._begun[place] = move.step
+        elif self._begun.pop(place, "") != move.step:
+            self._signs[place] = Sign.UNKNOWN  # it was about a process that has ended meanwhile
+            return
+        self._signs[place] = Sign.UNKNOWN if self._may_lie(move) else _AFTER[move.step, move.stage]
+
     def _forget(self, label: str) -> None:
         born = self._story.born.get(label)
         if born is not None and born.role == "job":
-            for place in [place for place in self._signs if place[1:] == (born.node, born.job)]:
-                del self._signs[place]
+            for place in {*self._signs, *self._begun}:
+                if place[1:] == (born.node, born.job):
+                    self._signs.pop(place, None)
+                    self._begun.pop(place, None)
 
     def _may_lie(self, move: Moved) -> bool:
         return any(harm.disturbs(move.group) and harm.at <= move.at <= harm.until for harm in self._lies)
