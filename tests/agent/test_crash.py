@@ -49,6 +49,38 @@ async def test_an_agent_killed_in_a_step_finishes_it_when_it_is_back(
     await rig.idle()
 
 
+async def test_an_agent_killed_in_a_step_finishes_it_for_a_new_owner_of_the_group(rig: Rig) -> None:
+    """Another coordinator owns the group when the agent is back: it waits for the node, so the order is finished."""
+    agent = rig.spawn_agent()
+    await rig.job("a", 600)
+    swap = await rig.begin_swap("a", into="b")
+    command = await _commit(rig, swap, "a", "b")
+    rig.fake.knob("suspend", die="after")
+    await rig.send(command)
+    assert agent.wait(20) == -9
+    rig.fake.write("knobs", {})
+    await rig.driver.run(scripts.disown(rig.group, "c1"))
+    mine = await rig.driver.run(scripts.own(rig.group, "c2"))
+    assert isinstance(mine, scripts.Mine)
+    assert mine.epoch > rig.epoch
+    rig.spawn_agent()
+    assert (await rig.outcome(command))["step"] == "done"
+    rig.epoch = mine.epoch
+    assert isinstance(await rig.promote(swap, "first load"), scripts.Promoted)
+
+
+async def test_an_order_of_a_deposed_owner_is_not_begun(rig: Rig) -> None:
+    """One that the node has not begun is the new owner's to give."""
+    async with rig.agent():
+        await rig.job("a", 600)
+        swap = await rig.begin_swap("a", into="b")
+        await rig.driver.run(scripts.disown(rig.group, "c1"))
+        await rig.driver.run(scripts.own(rig.group, "c2"))
+        await rig.send(rig.command(swap, "prepare", "a", into="b"))
+        await rig.idle()
+        assert rig.fake.calls() == []
+
+
 async def test_the_answer_survives_the_agent(rig: Rig) -> None:
     """The same command id gets the same answer from a later run, and nothing is done twice."""
     first = rig.spawn_agent()
