@@ -11,9 +11,10 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from tests.conftest import valkey_binary
+from tests.locks.guards import when
 from tests.locks.swap_world import Agent, World
 from tests.locks.test_lock_machine import FAST, IN_CI
 from timeslice.embedded import EmbeddedServer
@@ -73,8 +74,8 @@ class SwapMachine(RuleBasedStateMachine):
 
     # clients
 
-    @precondition(lambda self: len(self.living()) < 6 and self.fresh)
     @rule(job=st.sampled_from(JOBS))
+    @when(lambda self: len(self.living()) < 6 and self.fresh)
     def arrive(self, job: str) -> None:
         client = Client(f"w{len(self.clients)}", job, len(self.clients) + 10)
         self.clients.append(client)
@@ -195,7 +196,6 @@ class SwapMachine(RuleBasedStateMachine):
         if 0 < back <= len(self.world.sent):
             self.lab.send(self.world.sent[-back])
 
-    @precondition(lambda self: self.fresh)
     @rule(
         job=st.sampled_from(JOBS),
         rounds=st.integers(2, 9),
@@ -203,6 +203,7 @@ class SwapMachine(RuleBasedStateMachine):
         bad=st.sampled_from([0, 0, 3, 4, 5]),
         echo=st.integers(0, 9),
     )
+    @when(lambda self: self.fresh)
     def have_a_turn(self, job: str, rounds: int, stays: bool, bad: int, echo: int) -> None:
         """A new process of a job asks, and things go on for a while: it may get in, and out again."""
         client = Client(f"w{len(self.clients)}", job, len(self.clients) + 10)
@@ -224,8 +225,8 @@ class SwapMachine(RuleBasedStateMachine):
             self.lab.release(client.name, client.token)
             client.inside, client.over = False, True
 
-    @precondition(lambda self: self.fresh)
     @rule(rounds=st.integers(1, 5))
+    @when(lambda self: self.fresh)
     def go_on(self, rounds: int) -> None:
         for _ in range(rounds):
             self.act()
@@ -265,16 +266,16 @@ class SwapMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.world.drive(name)
 
-    @precondition(lambda self: self.world.sent and self.fresh)
     @rule(n=st.integers(0, 1000))
+    @when(lambda self: self.world.sent and self.fresh)
     def an_old_message_arrives_again(self, n: int) -> None:
         """Any accepted, ack or report that was ever sent, the last ones more often."""
         sent = self.world.sent
         call = sent[-1 - n % min(len(sent), 12 if n % 4 else 1000)]
         self.lab.send(call)
 
-    @precondition(lambda self: self.living() and self.fresh)
     @rule(what=st.sampled_from(["refresh", "confirm", "keep", "leave", "cancel", "die"]), n=st.integers(0, 5))
+    @when(lambda self: self.living() and self.fresh)
     def a_client_acts(self, what: str, n: int) -> None:
         acts: dict[str, Callable[[], None]] = {
             "refresh": lambda: self.refresh(n),
@@ -286,8 +287,8 @@ class SwapMachine(RuleBasedStateMachine):
         }
         acts[what]()
 
-    @precondition(lambda self: self.fresh)
     @rule(what=st.sampled_from(["take", "finish", "fail", "look", "report", "c1", "c2"]), n=st.integers(0, 1))
+    @when(lambda self: self.fresh)
     def a_party_acts(self, what: str, n: int) -> None:
         acts: dict[str, Callable[[], None]] = {
             "take": lambda: self.take_order(n),
@@ -300,8 +301,8 @@ class SwapMachine(RuleBasedStateMachine):
         }
         acts[what]()
 
-    @precondition(lambda self: self.fresh)
     @rule(n=st.integers(0, 1), how=st.sampled_from(["crashes", "leaves", "returns", "returns"]))
+    @when(lambda self: self.fresh)
     def an_agent_comes_or_goes(self, n: int, how: str) -> None:
         if how == "returns":
             self.agent_returns(n)
@@ -310,16 +311,16 @@ class SwapMachine(RuleBasedStateMachine):
 
     # time
 
-    @precondition(lambda self: self.fresh)
     @rule(seconds=st.sampled_from([1, 4, 8]))
+    @when(lambda self: self.fresh)
     def time_passes(self, seconds: int) -> None:
         self.lab.pass_time(seconds)
         for agent in self.world.agents.values():
             if agent.up:
                 self.world.beat(agent)
 
-    @precondition(lambda self: self.fresh)
     @rule(seconds=st.sampled_from([30, -30]))
+    @when(lambda self: self.fresh)
     def clock_jumps(self, seconds: int) -> None:
         self.lab.jump(seconds)
 
@@ -367,7 +368,7 @@ def test_random_swaps_keep_the_device_safe(server: EmbeddedServer) -> None:
 def test_many_more_random_swaps_keep_the_device_safe(binary: str, request: pytest.FixtureRequest) -> None:
     """As above, other and longer ones each time, on both servers."""
     path = valkey_binary() if binary == "valkey" else request.getfixturevalue("needs_tool")("redis-server")
-    long = settings(FAST, max_examples=300, stateful_step_count=80, derandomize=IN_CI)
+    long = settings(FAST, max_examples=120, stateful_step_count=80, derandomize=IN_CI)
     with EmbeddedServer(binary=path) as running:
         SwapMachine.url = running.url
         run_state_machine_as_test(SwapMachine, settings=long)

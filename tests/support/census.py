@@ -16,7 +16,7 @@ def census() -> Counter[str]:
     found: Counter[str] = Counter()
     for each in gc.get_objects():
         kind = type(each)
-        if kind.__module__.startswith("timeslice."):
+        if str(kind.__module__).startswith("timeslice."):  # some types have no text there
             found[kind.__name__] += 1
             for name, value in getattr(each, "__dict__", {}).items():
                 found[f"{kind.__name__}.{name}"] += _elements(value)

@@ -55,7 +55,10 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
 
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=Test CA")
+    openssl(
+        *("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=Test CA"),
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),  # Python 3.13 refuses an authority that does not say so
+    )
     openssl("req", *new_key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=test server")
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
     openssl(
