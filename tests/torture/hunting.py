@@ -19,7 +19,7 @@ from timeslice.torture.report import TERMS, judge, merge
 from timeslice.torture.schedule import Planned
 from timeslice.torture.stage import LOCK_GROUP
 
-CALM_S = 8.0
+CALM_S = 6.0
 _LOOK_S = 0.5
 _WRITTEN_S = 0.3  # lines that are older are on disk
 _PATIENCE_S = 3.0  # of a fault that waits for its moment
@@ -89,6 +89,11 @@ def at_waiter(aim: Aim, world: World, planned: Planned, now: float) -> Deed | No
         return [asked for asked in found if wanted.count(asked.group) > 1]
 
     return _to(world, planned, now, aim.soon(first))
+
+
+def as_flush(_: Aim, world: World, planned: Planned, now: float) -> Deed | None:
+    """Whatever was planned, the server loses its data: more often than a run would have it."""
+    return choose(world, replace(planned, kind="flush"), now)
 
 
 def stray_order(aim: Aim, world: World, planned: Planned, now: float) -> Deed | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.hunting import Aim, Hunt, at_holder, at_waiter, hunt, stray_order, unaimed
+from tests.torture.hunting import Aim, Hunt, as_flush, at_holder, at_waiter, hunt, stray_order, unaimed
 from timeslice.torture.faults import Deed, World
 from timeslice.torture.mutants import MUTANTS, NAMES
 from timeslice.torture.schedule import Planned
@@ -21,9 +21,9 @@ HUNTS = {
     "last-in-first-out": Hunt(60, TRAFFIC),
     "dropped-restore": Hunt(60, TRAFFIC),
     "no-confirmation": Hunt(60, ("stop-job",), at_waiter, lasts_s=8.0),
-    "no-reclaim": Hunt(60, ("stop-job",), at_holder, lasts_s=7.0),
+    "no-reclaim": Hunt(6, ("kill-job",), at_holder),
     "early-expiry": Hunt(60, ("clock",)),
-    "reused-tokens": Hunt(60, ("flush",)),
+    "reused-tokens": Hunt(60, ("drop",), as_flush),
     "no-exclusion": Hunt(60, TRAFFIC),
 }
 
@@ -54,7 +54,7 @@ def test_the_product_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         mine = {"drop": stray_order, "stop-job": at_holder if planned.pick < 0.5 else at_waiter}
         return mine.get(planned.kind, unaimed)(aim, world, planned, now)
 
-    what = Hunt(20, ("drop", "stop-job", "kill-job", "flush", "clock"), any_of_them)
+    what = Hunt(12, ("drop", "stop-job", "kill-job", "flush", "clock"), any_of_them)
     report = hunt(tmp_path, monkeypatch, what, "", ())
     assert report.violations == []
     assert report.grants > 0

@@ -206,16 +206,13 @@ MUTANTS: Mapping[str, Mutant] = {
         _no_confirmation,
     ),
     "no-reclaim": Mutant(
-        "when a holder's lease expires its state is taken for gone, not proved out",
-        frozenset({"resident", "overlap"}),
+        "a holder that has gone keeps the group",
+        frozenset({"waiting"}),
         [
             Edit(
                 "lease.lua",
-                "      set('evict', job)",
-                "      redis.call('HDEL', jobs_key, job .. '/residency')\n"
-                "      for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do\n"
-                "        redis.call('HDEL', members_key, node .. '/' .. job .. '/state')\n"
-                "      end",
+                "local function reclaim(why)\n",
+                "local function reclaim(why)\n  if S.confirmed == '1' then\n    return\n  end\n",
             )
         ],
     ),
