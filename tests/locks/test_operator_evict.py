@@ -140,3 +140,21 @@ def test_a_lock_has_no_state_to_move(lab: Lab) -> None:
     lab.grant("a1")
     assert "it holds the group" in refused(lab)
     assert evict(lab, "b") is False
+
+
+def test_the_doubt_about_another_job_outlasts_an_order_that_fails(lab: Lab) -> None:
+    """Job a's lease was reclaimed while its body may still run: it must leave before anybody enters, a itself too."""
+    lab.join("n1")
+    lab.grant("a1", served=True)
+    lab.report("n1", Observed("x", "resident", device_bytes=5))
+    for _ in range(4):
+        lab.pass_time(9)
+        lab.beat("n1")
+        lab.own()
+    assert (lab.holder, lab.view.state["evict"]) == ("", "a")
+    evict(lab, "x")
+    lab.refuse(lab.own(), "n1")
+    lab.report("n1", Observed("x", "gone"))
+    assert lab.view.state["evict"] == "a"
+    lab.queue("a2", served=True)
+    assert lab.holder == ""

@@ -31,7 +31,7 @@ else
     refusal = NO_COORDINATOR .. '; start one: timeslice coordinator'
   end
   if not refusal then
-    set('evict_how', in_doubt and 'must' or 'once')
+    set('evict_how', S.evict ~= '' and 'must' or 'once') -- a job in doubt must leave, whoever is meant
     set('evict', S.evict == '' and job or S.evict)
     set('evict_reason', '')
     set('evict_until_ms', 0)

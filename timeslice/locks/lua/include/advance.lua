@@ -23,23 +23,33 @@ local function silent_node()
   end
 end
 
--- Returns 'grant', how | 'swap' | 'blocked', reason, for a job that wants in now.
+-- Whether some job needs nothing moved to go on.
+local function in_place(residency)
+  for _, where in pairs(residency) do
+    if where == 'resident' then
+      return true
+    end
+  end
+  return false
+end
+
+-- Returns 'grant', how | 'swap' | 'blocked', reason, true if no other job fares better; for a job that wants in now.
 local function decide(job)
   if S.mode == 'lock' then
     return 'grant', 'no-op'
   end
   if S.mode ~= 'served' then
-    return 'blocked', NO_AGENT
+    return 'blocked', NO_AGENT, true
   end
   local unheard = unheard_node()
   if unheard then
-    return 'blocked', unheard
+    return 'blocked', unheard, true
   end
   residency_now = residency_now or residency_of_jobs()
   local crowded = S.evict ~= ''
   for other, where in pairs(residency_now) do
     if where == 'faulted' then
-      return 'blocked', 'the device state of job ' .. other .. ' is unknown'
+      return 'blocked', 'the device state of job ' .. other .. ' is unknown', true
     end
     if other ~= job and not OUT[where] then
       crowded = true
@@ -51,7 +61,7 @@ local function decide(job)
   end
   local silent = silent_node()
   if silent then
-    return 'blocked', silent
+    return 'blocked', silent, not in_place(residency_now)
   end
   if (mine == '' or mine == 'absent' or mine == 'gone') and not crowded then
     return 'grant', 'first load'
@@ -148,7 +158,7 @@ local function advance(caller)
       if is_deferred(record) then
         reason = 'deferred: ' .. record.deferred
       elseif record.job ~= '' and is_alive(waiter) then
-        local verdict, detail = decide(record.job)
+        local verdict, detail, for_all = decide(record.job)
         if verdict == 'grant' then
           return grant(waiter, record, detail, 0, caller)
         elseif verdict == 'swap' then
@@ -156,6 +166,9 @@ local function advance(caller)
           return start_swap(waiter, S.evict == record.job and '' or record.job)
         end
         phase, reason = 'blocked', detail
+        if for_all then -- a long queue must not cost every call a look at all of it
+          return set_phase(phase, reason)
+        end
       else
         waiter_remove(waiter) -- dead, or a half record that something else left
         from = from - 1
