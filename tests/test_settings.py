@@ -238,6 +238,21 @@ def test_redaction_keeps_what_is_no_secret() -> None:
     assert redact_url("unix:///a/b?db=1") == "unix:///a/b?db=1"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Redis at redis://127.0.0.1:17430 takes no writes (NOREPLICAS script: f1, on @user_script:240). Try again",
+        "redis+sentinel://a:26379,[::1]:26379/mine: down, on @user_script:1",
+        "(redis://redis:6379/2) mail ops@example.org",
+        "redis://u:***@h:6379 takes no writes, on @user_script:240",
+    ],
+)
+def test_redaction_keeps_the_rest_of_a_line(text: str) -> None:
+    """An @ far behind an address without a password does not make one of what stands between."""
+    assert redact_url(text) == text
+    assert redact_url(f"{text} redis://u:6379@h or so") == f"{text} redis://u:***@h or so"
+
+
 def test_the_path_of_a_socket_is_found() -> None:
     """A socket URL gives back the file's path, a network URL none."""
     assert socket_path(normalise_url("/run/my dir/a.sock")) == "/run/my dir/a.sock"

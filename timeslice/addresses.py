@@ -195,7 +195,12 @@ def _placed(address: Address, path: str) -> Address:
             example = Address("sentinel", address.tls, address.hosts, master="NAME").shown
             raise UsageError(f"{address.shown} must name one master that the sentinels watch: use {example}")
         return replace(address, master=path)
-    return replace(address, db=_number("database", path)) if path else address
+    if not path:
+        return address
+    db = _number("database", path)
+    if address.db not in {None, db}:
+        raise UsageError(f"{address.shown}: the path says database {db}, ?db= says {address.db}; leave one of them out")
+    return replace(address, db=db)
 
 
 def _checked(address: Address) -> Address:
@@ -229,7 +234,11 @@ def socket_path(url: str) -> str | None:
     return parse_url(url).socket or None
 
 
-_IN_AUTHORITY = re.compile(r"://([^:/@\s]*):(?!\*\*\*@).*@", re.DOTALL)
+# Hosts with ports, and then the word ends: in running text an @ further on has nothing to do with them. A port of four
+# or five digits, as those of Redis are: what is shorter might as well be the beginning of an odd password.
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):[1-9][0-9]{3,4}"
+_NO_USER = rf"(?!{_HOST}(?:,{_HOST})*(?:/[\w.%~-]*)?[)\]'\",;:.]*(?:\s|$))"
+_IN_AUTHORITY = re.compile(rf"://{_NO_USER}([^:/@\s]*):(?!\*\*\*@).*@", re.DOTALL)
 _IN_QUERY = re.compile(r"([?&]\w*password=)(?!\*\*\*(?:[&\s'\"]|$)).*?(?=&[a-z_]+=|$)", re.DOTALL)
 
 

@@ -182,6 +182,7 @@ def test_lists_of_hosts_are_read(url: str, expected: Address) -> None:
         ("redis://h:1,i:2", "several hosts need"),
         ("redis+tcp://h:1", "no Redis URL"),
         ("redis://h:1/x", "must be a number"),
+        ("redis://h:1/2?db=3", "leave one of them out"),
         ("redis://h:1?max_connections=x", "must be a number"),
         ("redis://h:1?ssl_ca_certs=x", "use rediss://"),
         ("redis://h:1?sentinel_password=x", "names no sentinels"),
