@@ -25,7 +25,10 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+
+QUOTED_MAX = 500  # characters of what somebody else wrote
 
 
 class FaultKind(StrEnum):
@@ -37,6 +40,21 @@ class FaultKind(StrEnum):
     BUSY = "busy"  # work in flight; try again within the deadline
     NEEDS_WEIGHTS = "needs_weights"  # restored, but content was discarded and must be pushed
     UNSUPPORTED = "unsupported"  # this target can't do what was asked; never tried
+
+
+def printable(text: str) -> str:
+    """The text with what could steer a terminal written out. Further lines are set in, so that none looks like a line
+    of its own. For logs and messages: some of what they tell was written by strangers."""
+    if text.isprintable():
+        return text
+    shown = (each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text)
+    return re.sub(r"\n(?!  )", "\n  ", "".join(shown))
+
+
+def quoted(text: str) -> str:
+    """What somebody else wrote, for a message: on one line, and cut visibly after 500 characters."""
+    shown = printable(text.replace("\n", " "))
+    return shown if len(shown) <= QUOTED_MAX else f"{shown[:QUOTED_MAX]}... ({len(shown) - QUOTED_MAX} more characters)"
 
 
 class TimeSliceError(Exception):
@@ -54,7 +72,7 @@ class TimeSliceError(Exception):
         node: str | None = None,
         token: int | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.group = group
         self.job = job
         self.node = node

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from timeslice.addresses import redact_url
-from timeslice.names import printable
+from timeslice.errors import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -48,12 +48,3 @@ def sanitise_name(text: str, *, fallback: str, room: int = MAX_LENGTH) -> str:
     """Turn free text, such as a host name, into a valid name of at most ``room`` characters."""
     kept = re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip("._-")
     return kept[:room].rstrip("._-") or fallback
-
-
-def printable(text: str) -> str:
-    """The text with what could steer a terminal written out. Further lines are set in, so that none looks like a line
-    of its own. For logs and messages: some of what they tell was written by strangers."""
-    if text.isprintable():
-        return text
-    shown = (each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text)
-    return "".join(shown).replace("\n", "\n  ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 
-from tests.cli.conftest import NODE, Cli, World
+from tests.cli.conftest import NODE, Cli, World, eventually
 from tests.cli.operated import SIZE, StartJob
 from tests.cli.stack import Up, cli, ready, shown
 from timeslice.locks import scripts
@@ -123,3 +123,23 @@ def test_who_does_not_hold_is_not_revoked(cli: Cli, world: World) -> None:
         assert nobody.exit_code == 6
         assert "nobody holds trainers" in nobody.stderr
     assert cli("revoke", "trainer").exit_code == 3
+
+
+def test_a_reason_can_t_steer_the_holder_s_terminal(cli: Cli, world: World) -> None:
+    """On the real stderr of its process: no control codes, no line that looks like one of its own, and not without
+    end; the command itself takes no such length."""
+    holder = cli.start(
+        "hold", "licences", "--lock-only", "--job", "a", "--lease", "1", "--kill-on-lost", "--", "sleep", "60"
+    )
+    eventually(lambda: world.driver.view(world.keys.group("licences")).holder)
+    state = world.driver.view(world.keys.group("licences")).state
+    long = "\x1b]0;owned\x07\rred\x1b[31m\nerror: all is lost" + "x" * 70_000
+    assert cli("revoke", "licences", "--reason", long).exit_code == 2
+    call = scripts.revoke(world.keys.group("licences"), "a", state["lease_id"], int(state["token"]), "eve\x1b[2J", long)
+    world.driver.run(call)
+    _, err = holder.communicate(timeout=20)
+    (line,) = [line for line in err.splitlines() if "revoked it" in line]
+    assert line.isprintable()
+    assert "error: all is lost" in line
+    assert line.endswith("more characters))")
+    assert len(err) < 2000

@@ -8,8 +8,7 @@ import click
 
 from timeslice.cli.exits import exit_code
 from timeslice.cli.session import Session
-from timeslice.errors import TimeSliceError
-from timeslice.names import printable
+from timeslice.errors import TimeSliceError, printable
 
 # name -> (module, first sentence of its help). The command object is called as the command itself.
 COMMANDS = {

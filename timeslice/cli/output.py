@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from timeslice.names import printable
+from timeslice.errors import printable
 
 SCHEMA = 1  # of every JSON document; docs/reference/json.md
 

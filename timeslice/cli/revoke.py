@@ -9,13 +9,20 @@ import click
 
 from timeslice.cli.output import json_option, note, print_json
 from timeslice.cli.session import Session, operator
-from timeslice.errors import NotHolderError
+from timeslice.errors import QUOTED_MAX, NotHolderError
 from timeslice.locks import scripts
 
 if TYPE_CHECKING:
     from timeslice.locks.view import GroupView
 
-reason_option = click.option("--reason", default="", metavar="TEXT", help="Why; kept in the events.")
+
+def _short(_: click.Context, param: click.Parameter, text: str) -> str:
+    if len(text) > QUOTED_MAX:
+        raise click.BadParameter(f"it has {len(text)} characters; {QUOTED_MAX} at most", param=param)
+    return text
+
+
+reason_option = click.option("--reason", default="", callback=_short, metavar="TEXT", help="Why; kept in the events.")
 wait_option = click.option(
     "--wait",
     type=click.FloatRange(0, 86_400),

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from timeslice.errors import InvalidNameError, ServerUnsuitableError, UnknownGroupError, UsageError
-from timeslice.names import printable
+from timeslice.errors import InvalidNameError, ServerUnsuitableError, UnknownGroupError, UsageError, printable
 
 if TYPE_CHECKING:  # they bring redis-py and pydantic, which `--help` does not need
     from collections.abc import Callable, Iterable

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from timeslice.errors import LeaseLostError, LeaseUncertainError
+from timeslice.errors import LeaseLostError, LeaseUncertainError, quoted
 from timeslice.locks import scripts
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys
@@ -207,9 +207,9 @@ class BaseLease:
 
 def _why(reply: scripts.Lost | NotHolder) -> str:
     if reply.by:
-        return f"{reply.by} revoked it" + (f" ({reply.reason})" if reply.reason else "")
+        return f"{quoted(reply.by)} revoked it" + (f" ({quoted(reply.reason)})" if reply.reason else "")
     return (
-        f"job {reply.holder} holds the group now (token {reply.token})"
+        f"job {quoted(reply.holder)} holds the group now (token {reply.token})"
         if reply.holder
         else "nobody holds the group now"
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from timeslice.errors import AcquireTimeoutError, CancelledByOperatorError, DeadlockError, RedisUnreachableError
+from timeslice.errors import AcquireTimeoutError, CancelledByOperatorError, DeadlockError, RedisUnreachableError, quoted
 from timeslice.locks import scripts
 from timeslice.locks.cycles import Held, Watch
 from timeslice.locks.keys import GroupKeys
@@ -140,7 +140,7 @@ def _acquire(
             after = entry_id
             if fields.get("kind") == "cancelled":
                 raise CancelledByOperatorError(
-                    f"group {group.name}: {fields.get('by')} cancelled the wait of job {request.job}",
+                    f"group {group.name}: {quoted(fields.get('by', ''))} cancelled the wait of job {request.job}",
                     group=group.name,
                     job=request.job,
                 )
@@ -155,7 +155,7 @@ def _acquire(
             if isinstance(renewal, Renewed):
                 how, swap_ms = fields.get("how", ""), scripts.number(fields.get("swap_ms", ""))
                 return _grant(token, how, swap_ms, reply.mode, reply.registered, floor, sent, started)
-            by = f" by {renewal.by}" if renewal.by else ""
+            by = f" by {quoted(renewal.by)}" if renewal.by else ""
 
 
 def _grant(
@@ -165,7 +165,7 @@ def _grant(
 
 
 def _timed_out(group: GroupKeys, request: Request, last: Queued, timeout_s: float | None) -> AcquireTimeoutError:
-    why = last.reason or (f"job {last.holder} holds it" if last.holder else f"the group is {last.phase}")
+    why = quoted(last.reason or (f"job {last.holder} holds it" if last.holder else f"the group is {last.phase}"))
     return AcquireTimeoutError(
         f"group {group.name}: job {request.job} was not granted within {timeout_s:g} s: {why} "
         f"(position {last.position} in the queue). See: timeslice queue {group.name}",
