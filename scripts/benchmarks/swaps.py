@@ -164,7 +164,8 @@ def measure() -> Figures:
         _until("eight agents", lambda: len(driver.view(keys).nodes) == NODES)
         _until("an owner", lambda: driver.view(keys).state.get("owner"))
         for job in ("a", "b"):  # both have a process on every node: always the same one
-            process = subprocess.Popen(["sleep", "600"], env={**os.environ, "TIMESLICE_JOB": job})
+            shown = {"TIMESLICE_JOB": job, "TIMESLICE_GROUPS": GROUP}
+            process = subprocess.Popen(["sleep", "600"], env={**os.environ, **shown})
             stack.callback(process.wait)
             stack.callback(process.kill)
             for number in range(NODES):

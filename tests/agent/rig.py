@@ -114,7 +114,7 @@ class Rig:
     def spawn(self, code: str = SLEEPER, *arguments: str, job: str = "") -> subprocess.Popen[str]:
         """A process that takes part in ``job``, or in the jobs a to d; returns when it has printed its first line."""
         line = [sys.executable, "-c", code, *arguments]
-        shown = shows(*([job] if job else "abcd"))
+        shown = shows(*([job] if job else "abcd"), group=self.name)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pass_fds": shown}
         process = subprocess.Popen(line, text=True, **pipes)
         self.processes.append(process)

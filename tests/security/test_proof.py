@@ -25,6 +25,13 @@ from timeslice.client.identity import show_membership
 from timeslice.errors import BackendError, FaultKind
 
 NOBODY = 65534
+
+
+def named(job: str = "", groups: str = "g", **more: str) -> dict[str, str]:
+    """The environment that shows a job of groups."""
+    return {"TIMESLICE_JOB": job, "TIMESLICE_GROUPS": groups, **more}
+
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's process")
 
 
@@ -38,11 +45,11 @@ async def test_a_process_that_shows_nothing_is_not_touched(known: Known, start: 
 
 @pytest.mark.parametrize(
     "options",
-    [{"pass_fds": True}, {"env": {"TIMESLICE_JOB": "a"}}, {"env": {"TIMESLICE_JOB_ID": "a"}}],
-    ids=["memory-file", "environment", "alias"],
+    [{"pass_fds": True}, {"env": named("a")}, {"env": named(TIMESLICE_JOB_ID="a")}, {"env": named("a", "f, g")}],
+    ids=["memory-file", "environment", "alias", "two-groups"],
 )
 async def test_each_proof_is_enough(known: Known, start: Start, options: dict[str, Any]) -> None:
-    """A memory file of the job's name, or the job in the environment that the process was started with."""
+    """A memory file that names group and job, or both in the environment that the process was started with."""
     if options.get("pass_fds"):
         options = {"pass_fds": shows("a")}
     pid = start(**options)
@@ -52,7 +59,7 @@ async def test_each_proof_is_enough(known: Known, start: Start, options: dict[st
 
 @pytest.mark.parametrize(
     "options",
-    [{"pass_fds": True}, {"env": {"TIMESLICE_JOB": "b", "TIMESLICE_JOB_ID": "a"}}, {"env": {"TIMESLICE_JOB": "aa"}}],
+    [{"pass_fds": True}, {"env": named("b", TIMESLICE_JOB_ID="a")}, {"env": named("aa")}],
     ids=["memory-file", "environment", "prefix"],
 )
 async def test_another_jobs_process_is_not_this_jobs(known: Known, start: Start, options: dict[str, Any]) -> None:
@@ -67,17 +74,18 @@ async def test_slurms_control_group_is_a_proof(known: Known, start: Start, monke
     cgroup = "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n"
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path, **kw: cgroup if path.name == "cgroup" else read(path, **kw))
-    pid = start()
+    pid = start(env=named())
     assert "does not show" in await known.claim(pid, "slurm-4")
     assert "does not show" in await known.claim(pid, "job_42")
     assert await known.claim(pid, "slurm-42") == ""
+    assert "does not show" in await known.claim(start(), "slurm-42")  # which group of this agent it is in, it must say
 
 
 FORKS = """
 import os, time
 from timeslice.backends.registry import get_backend
 from timeslice.client.identity import show_membership
-show_membership("a")
+show_membership("g", "a")
 pid = os.fork()
 if pid:
     print(pid, flush=True)
@@ -90,7 +98,7 @@ STARTS = f"""
 import subprocess
 from timeslice.backends.registry import get_backend
 from timeslice.client.identity import show_membership
-show_membership("a")
+show_membership("g", "a")
 subprocess.run({SLEEP!r})
 """
 
@@ -115,16 +123,16 @@ async def test_a_fork_is_the_jobs_too_and_an_unrelated_program_is_not(known: Kno
 def shown_files(job: str) -> list[int]:
     """Descriptors of this process that show the job."""
     links = {fd.name: str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
-    return [int(number) for number, link in links.items() if link == f"/memfd:timeslice:{job} (deleted)"]
+    return [int(number) for number, link in links.items() if link == f"/memfd:timeslice:g/{job} (deleted)"]
 
 
 def test_the_clients_own_proof_survives_a_program_that_closes_its_files() -> None:
     """Registering once more shows it again, and only once."""
-    show_membership("closing")
-    show_membership("closing")
+    show_membership("g", "closing")
+    show_membership("g", "closing")
     (first,) = shown_files("closing")
     os.close(first)
-    show_membership("closing")
+    show_membership("g", "closing")
     assert len(shown_files("closing")) == 1
 
 
@@ -137,7 +145,7 @@ async def test_a_file_that_another_user_sent_proves_nothing(known: Known, start:
 @needs_root
 async def test_another_users_process_is_not_what_was_registered(known: Known, start: Start) -> None:
     """Neither with its real user nor with a made-up one."""
-    pid = start(user=NOBODY, group=NOBODY, env={"TIMESLICE_JOB": "a"})
+    pid = start(user=NOBODY, group=NOBODY, env=named("a"))
     assert "runs as user id 65534, registered was 1000" in await known.claim(pid, uid=1000)
     assert await known.claim(pid) == ""  # it shows it, and its user is told truly: a job of that user's
 
@@ -146,7 +154,7 @@ async def test_another_users_process_is_not_what_was_registered(known: Known, st
 async def test_a_setuid_program_is_not_touched(known: Known, start: Start) -> None:
     """Its environment is its caller's, its rights are not."""
     drop = "import os, time\nos.setresuid(65534, 0, 0)\nprint('up', flush=True)\ntime.sleep(600)"
-    pid = start([sys.executable, "-c", drop], env={"TIMESLICE_JOB": "a"})
+    pid = start([sys.executable, "-c", drop], env=named("a"))
     assert "several users at once" in await known.claim(pid)
 
 
@@ -157,7 +165,7 @@ def kernel_threads() -> list[int]:
 
 async def test_nobody_can_have_the_agent_stop_itself_or_the_system(known: Known) -> None:
     """The first process, the agent, whoever started it, and the kernel's own are never taken, whatever they show."""
-    show_membership("a")
+    show_membership("g", "a")
     for pid in (1, os.getpid(), os.getppid(), *kernel_threads()[:1]):
         assert "the agent itself" in await known.claim(pid), pid
 
@@ -240,7 +248,7 @@ async def test_a_process_that_becomes_another_users_is_not_touched_any_more(know
     """It was the job's when it registered; the look right before each step says that it is not now."""
     change = "import os, sys, time\nprint('up', flush=True)\nsys.stdin.read()\nos.setuid(65534)\ntime.sleep(600)"
     reading, writing = os.pipe()
-    pid = start([sys.executable, "-c", change], env={"TIMESLICE_JOB": "a"}, stdin=reading)
+    pid = start([sys.executable, "-c", change], env=named("a"), stdin=reading)
     os.close(reading)
     assert await known.claim(pid) == ""
     targets = known.registry.alive("a")

@@ -20,9 +20,9 @@ DEADLINE_S = 20.0
 
 
 @functools.cache
-def shows(*jobs: str) -> tuple[int, ...]:
-    """Descriptors to pass to a process that takes part in these jobs: agents see in them that it does."""
-    return tuple(os.memfd_create(f"timeslice:{job}") for job in jobs)
+def shows(*jobs: str, group: str = "g") -> tuple[int, ...]:
+    """Descriptors to pass to a process that takes part in these jobs of the group: agents see in them that it does."""
+    return tuple(os.memfd_create(f"timeslice:{group}/{job}") for job in jobs)
 
 
 class JobProcess:

@@ -35,8 +35,8 @@ class _Watched:
 
 class TargetRegistry:
     """Targets are known per (group, job): two roles of a job on one node are two sets. A registration is a claim, and
-    who may write to Redis may claim anything: only a process that shows that it is the job's is ever watched, and then
-    for no second job. ``refused`` says of every other registration (``job/node/pid``) why not.
+    who may write to Redis may claim anything: only a process that shows that it is the job's in this group is ever
+    watched, and then for no second job. ``refused`` says of every other registration (``job/node/pid``) why not.
 
     ``on_exit`` is called in the event loop when a process ended. ``ended`` holds those whose end was not reported
     yet, ``departed`` the dead process ids of jobs of which none is left here.
@@ -172,7 +172,7 @@ class TargetRegistry:
             known.target = known.target.model_copy(update=told)
             return None
         evidence = seen.get((target.pid, target.start))
-        if problem := self._out_of_reach(target) or (evidence and evidence.refusal(target)):
+        if problem := self._out_of_reach(target) or (evidence and evidence.refusal(self._group, target)):
             return problem
         try:
             pidfd = procfs.open_process(target.pid, target.start)
@@ -189,7 +189,7 @@ class TargetRegistry:
             self._note_end(target)
             return None
         seen[target.pid, target.start] = evidence
-        if problem := evidence.refusal(target):
+        if problem := evidence.refusal(self._group, target):
             os.close(pidfd)
             return problem
         if known:

@@ -105,9 +105,10 @@ Examples:
   timeslice hold trainers samplers --job run-a --timeout 600 -- ./sync-weights
   timeslice hold licences --lock-only -- make
 \b
-COMMAND finds TIMESLICE_JOB, TIMESLICE_FENCING_TOKENS (GROUP=TOKEN,...) and, with one group,
-TIMESLICE_FENCING_TOKEN in its environment. The exit code is COMMAND's own, 128 + N if signal N ended it,
-126 if it is not executable, 127 if it was not found, 4 if the groups were not granted in time.""",
+COMMAND finds TIMESLICE_JOB, TIMESLICE_GROUPS (GROUP,...), TIMESLICE_FENCING_TOKENS (GROUP=TOKEN,...)
+and, with one group, TIMESLICE_FENCING_TOKEN in its environment. The exit code is COMMAND's own,
+128 + N if signal N ended it, 126 if it is not executable, 127 if it was not found,
+4 if the groups were not granted in time.""",
 )
 @click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
 @click.option("--job", metavar="JOB", help="Default: TIMESLICE_JOB, else node and process id.")
@@ -193,6 +194,7 @@ def _environment(client: Client, leases: Sequence[BaseLease]) -> dict[str, str]:
         "TIMESLICE_URL": client.url,
         "TIMESLICE_PREFIX": client.keys.prefix,
         "TIMESLICE_JOB": client.job,
+        "TIMESLICE_GROUPS": ",".join(tokens),
         "TIMESLICE_FENCING_TOKENS": ",".join(f"{group}={token}" for group, token in tokens.items()),
     }
     environment.pop("TIMESLICE_FENCING_TOKEN", None)

@@ -20,7 +20,7 @@ log = logging.getLogger("timeslice")
 # a client which registers the process again does not wipe out the channel.
 declared: dict[tuple[str, str], Target] = {}
 
-_memberships: dict[str, int] = {}  # job -> descriptor
+_memberships: dict[tuple[str, str], int] = {}  # (group, job) -> descriptor
 
 
 def new_waiter_id() -> str:
@@ -51,34 +51,34 @@ def process_id(host: str) -> str:
     return f"{host}.{pid}.{process_start(pid)}"
 
 
-def show_membership(job: str) -> None:
-    """Hold an empty memory file that is named after the job, for node agents to see in /proc/PID/fd.
+def show_membership(group: str, job: str) -> None:
+    """Hold an empty memory file that is named after group and job, for node agents to see in /proc/PID/fd.
 
     What stands in Redis anybody may have written; this only the process itself can show, and its forks. An agent acts
-    on no process that shows nothing.
+    on no process that shows nothing, and for no group that it does not name.
     """
     if sys.platform != "linux":
         return
-    name = f"timeslice:{job}"
+    name = f"timeslice:{group}/{job}"
     try:
-        if str(Path(f"/proc/self/fd/{_memberships[job]}").readlink()) == f"/memfd:{name} (deleted)":
+        if str(Path(f"/proc/self/fd/{_memberships[group, job]}").readlink()) == f"/memfd:{name} (deleted)":
             return
     except (KeyError, OSError):  # not made yet, or closed by a process that closes all it inherited
         pass
     try:
-        _memberships[job] = os.memfd_create(name)
+        _memberships[group, job] = os.memfd_create(name)
     except OSError as error:
         log.warning(
-            "job %s: this process can't show that it is the job's (%s); unless it was started with TIMESLICE_JOB=%s, "
-            "no agent will move its state",
-            *(job, error.strerror, job),
+            "group %s: this process can't show that it is job %s's (%s); unless it was started with TIMESLICE_JOB=%s "
+            "and TIMESLICE_GROUPS=%s, no agent will move its state",
+            *(group, job, error.strerror, job, group),
         )
 
 
 def this_target(group: str, job: str, host: str) -> Target:
     """This process as a target of its node's agent: as a workload declared it, else as it is."""
     pid = os.getpid()
-    show_membership(job)
+    show_membership(group, job)
     known = declared.get((group, job))
     if known and (known.pid, known.host) == (pid, host):
         return known
