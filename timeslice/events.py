@@ -152,7 +152,7 @@ class SwapFinished(Event):
 
     swap: Amount
     job: Text = ""
-    how: Text = ""
+    how: Text = ""  # as of a grant, or out: nobody was to come in
     swap_ms: Amount = 0
 
 
@@ -283,9 +283,16 @@ class GroupBlocked(Event):
 
 
 class ClockStepped(Event):
-    """The server's clock jumped or the server was away: every deadline got its full term again."""
+    """The server's clock went back: every deadline got its full term again."""
 
     from_ms: Amount = 0
+
+
+class TermsRenewed(Event):
+    """For so long nobody could be heard that somebody's time ran out: the server was away, or its clock went ahead.
+    Everybody got a full term again."""
+
+    silent_ms: Amount = 0
 
 
 class StateLost(Event):
@@ -325,6 +332,7 @@ KINDS: Mapping[str, type[Event]] = {
     "GroupConfigured": GroupConfigured,
     "GroupBlocked": GroupBlocked,
     "ClockStepped": ClockStepped,
+    "TermsRenewed": TermsRenewed,
     "StateLost": StateLost,
 }
 

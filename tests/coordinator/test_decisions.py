@@ -57,6 +57,14 @@ def test_the_grant_says_what_the_job_finds(where: str, into: str | None, how: st
     assert decide(view, Memory()) == swap.Promote(how)
 
 
+def test_a_swap_for_nobody_says_so() -> None:
+    """An eviction is no first load of anybody."""
+    plan = Plan(out=("a",), into=None, nodes=("n1",)).model_dump_json()
+    state = {"swap_id": 7, "swap_step": "commit", "plan": plan}
+    view = view_of(state=state, jobs={"a": "suspended"}, nodes={"n1": (7, "done")})
+    assert decide(view, Memory()) == swap.Promote("out")
+
+
 def test_a_new_owner_goes_on_with_the_stored_plan() -> None:
     """Whatever a plan would be now, the orders of a new owner are those of the plan that is stored."""
     plan = Plan(out=("x",), into=None, nodes=("n1", "n2"))

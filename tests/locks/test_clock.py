@@ -140,10 +140,20 @@ def test_a_silence_that_expired_nobody_is_not_worth_an_event(lab: Lab) -> None:
     for _ in range(5):
         lab.jump(11)
         lab.renew("a1", token)
-    assert lab.events("ClockStepped") == []
+    assert lab.events("ClockStepped") == lab.events("TermsRenewed") == []
     lab.jump(-100)
     lab.renew("a1", token)
-    assert len(lab.events("ClockStepped")) == 1
+    assert (len(lab.events("ClockStepped")), lab.events("TermsRenewed")) == (1, [])
+
+
+def test_an_outage_is_not_called_a_clock_that_stepped(lab: Lab) -> None:
+    """It says how long nobody was heard, and that everybody got a full term."""
+    token = lab.grant("a1")
+    lab.jump(100)
+    lab.renew("a1", token)
+    (event,) = lab.events("TermsRenewed")
+    assert 99_000 < int(event["silent_ms"]) < 110_000
+    assert lab.events("ClockStepped") == []
 
 
 def test_a_deferral_defers_after_the_clock_went_back(lab: Lab) -> None:

@@ -158,3 +158,26 @@ def test_the_doubt_about_another_job_outlasts_an_order_that_fails(lab: Lab) -> N
     assert lab.view.state["evict"] == "a"
     lab.queue("a2", served=True)
     assert lab.holder == ""
+
+
+def test_without_a_coordinator_it_is_refused_while_an_order_is_open_too(lab: Lab) -> None:
+    """Nobody would ever carry it out; the order that is open stays, and goes on when one is there again."""
+    resident(lab)
+    evict(lab)
+    lab.pass_time(11)
+    lab.beat("n1")
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="no coordinator drives the swap; start one: timeslice coordinator"):
+            evict(lab)
+    assert lab.view.state["evict"] == "a"
+    lab.own()
+    assert evict(lab)
+
+
+def test_a_refusal_tells_times_in_words(lab: Lab) -> None:
+    """Since when a node is away."""
+    resident(lab)
+    lab.pass_time(20)
+    lab.own()
+    assert "node n1 unreachable since 20" in refused(lab)
+    assert "@" not in refused(lab)

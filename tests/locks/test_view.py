@@ -9,7 +9,7 @@ from timeslice.errors import InvalidNameError
 from timeslice.locks import scripts
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import Observed
-from timeslice.locks.view import when
+from timeslice.locks.scripts.base import when
 
 
 def test_a_group_that_nobody_made_is_empty(lab: Lab) -> None:

@@ -74,7 +74,7 @@ def _swap(view: GroupView) -> Iterator[Finding]:
 
 
 def _eviction(view: GroupView) -> Iterator[Finding]:
-    if (job := view.state.get("evict")) and not view.swap and (reason := view.state.get("evict_reason")):
+    if (job := view.state.get("evict")) and not view.swap and (reason := view.evict_reason):
         yield Finding(f"job {job} could not be moved off the device: {reason}", "end its processes: timeslice jobs")
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from timeslice.locks.view import GroupView
 
 _POLL_S = 0.2
-_INTERRUPTED = 130  # as a shell has it
 
 
 @click.command(
@@ -60,7 +59,7 @@ def drain(
         busy = _empty(session, name, [view.name for view in views], wait, by_force=by_force, reason=reason)
     except KeyboardInterrupt:
         note(f"interrupted: {stays}")
-        ctx.exit(_INTERRUPTED)
+        ctx.exit(exits.INTERRUPTED)
     copies = _copies(session, name, [view.name for view in views])
     if as_json:
         busy_documents = [{"group": group, "why": why} for group, why in busy.items()]
@@ -142,7 +141,7 @@ def _step(session: Session, group: str, node: str, by_force: bool, reason: str) 
     for job in view.resident:
         if not any(member.node == node and member.job == job for member in view.members):
             continue
-        if tried := view.state.get("evict_reason"):
+        if tried := view.evict_reason:
             told = f"job {job} could not be moved off the device: {tried}"
         else:
             told = f"job {job} is moved to host memory"

@@ -14,6 +14,7 @@ from timeslice.cli.output import clean, json_option, note, print_json, seconds, 
 from timeslice.cli.session import Session
 from timeslice.events import Event, UnknownEvent, decode
 from timeslice.locks.scripts import text
+from timeslice.locks.scripts.base import in_words
 
 _PAUSE_S = 0.5  # between two looks at all groups, whose streams may live on different servers
 _BATCH = 500
@@ -112,4 +113,4 @@ def _field(name: str, value: object) -> str:
         return f"{name.removesuffix('_ms')}={seconds(value / 1000)}"
     if isinstance(value, int) and name.endswith("bytes"):
         return f"{name}={size(value)}"
-    return f"{name}={value}"
+    return f"{name}={in_words(value) if name == 'reason' else value}"

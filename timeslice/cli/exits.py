@@ -11,6 +11,7 @@ UNKNOWN = 3
 TIMED_OUT = 4
 UNREACHABLE = 5
 REFUSED = 6
+INTERRUPTED = 130  # as a shell has it
 
 # The first line that fits counts.
 _CODES: tuple[tuple[type[errors.TimeSliceError], int], ...] = (

@@ -51,8 +51,8 @@ def judge(view: GroupView, job: str) -> Outcome:
     state = view.state
     pending = state.get("evict") == job or bool(state.get("evict_how"))
     nodes = tuple((member.node, member.state) for member in view.members if member.job == job)
-    if state.get("evict_reason") and (pending or (job in view.resident and view.holder != job)):
-        return Outcome(view.name, job, "failed", state["evict_reason"], nodes)
+    if view.evict_reason and (pending or (job in view.resident and view.holder != job)):
+        return Outcome(view.name, job, "failed", view.evict_reason, nodes)
     if pending:
         return Outcome(view.name, job, "pending", view.reason or _progress(view) or "it is about to be moved", nodes)
     return Outcome(view.name, job, "out", "", nodes)

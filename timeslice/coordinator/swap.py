@@ -288,7 +288,9 @@ def _unfit(view: GroupView) -> str:
 
 
 def _how(view: GroupView, plan: Plan) -> str:
-    """What the granted job finds: its state brought back, its state untouched, or nothing."""
+    """What the granted job finds: its state brought back, its state untouched, or nothing. Or that none was meant."""
+    if not view.state.get("swap_job"):
+        return "out"
     if _residency(view, view.state.get("swap_job", "")) != Residency.RESIDENT:
         return "first load"
     return "restored" if plan.into else "no-op"

@@ -3,10 +3,8 @@ script should take."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +12,7 @@ from pydantic import ValidationError
 from timeslice.errors import UsageError
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import Call, number, text
-from timeslice.locks.scripts.base import make_call
+from timeslice.locks.scripts.base import in_words, make_call
 from timeslice.models import GroupConfig
 from timeslice.names import is_name
 
@@ -105,8 +103,12 @@ class GroupView:
     @property
     def reason(self) -> str:
         """Why the group is in this phase, with times in words."""
-        reason = self.state.get("reason", "")
-        return re.sub(r"@([0-9]{1,14})(?![0-9])(?:\.[0-9]+)?", lambda m: when(int(m[1])), reason)
+        return in_words(self.state.get("reason", ""))
+
+    @property
+    def evict_reason(self) -> str:
+        """Why what operators ordered off the device could not be moved when it was last tried, or ''."""
+        return in_words(self.state.get("evict_reason", ""))
 
     @property
     def since_s(self) -> float:
@@ -136,11 +138,6 @@ class GroupView:
         """Jobs that are or may be on the device."""
         out = {"", "absent", "gone", "suspended"}
         return tuple(sorted(job.job for job in self.jobs.values() if job.residency not in out))
-
-
-def when(ms: int) -> str:
-    """A server time for people, in UTC."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def look(group: GroupKeys) -> Call[GroupView]:
@@ -216,9 +213,9 @@ def _parse(keys: GroupKeys, reply: list[Any]) -> GroupView:
 
 def _waiter(waiter: str, record: dict[str, str], deadlines: dict[str, float], now: int, changed_ms: int) -> WaiterView:
     enqueued = _int(record, "enqueued_at_ms")
-    reason = record.get("deferred", "")
+    deferred = record.get("deferred", "")
     put_off = _int(record, "deferred_until_ms") > now and (
-        reason == "silent" or _int(record, "deferred_at_ms") >= changed_ms
+        deferred == "silent" or _int(record, "deferred_at_ms") >= changed_ms
     )
     return WaiterView(
         waiter=waiter,
@@ -228,7 +225,7 @@ def _waiter(waiter: str, record: dict[str, str], deadlines: dict[str, float], no
         priority=_int(record, "priority"),
         label=record.get("label", ""),
         waited_s=(now - enqueued) / 1000 if enqueued else 0.0,
-        deferred=reason if put_off else "",
+        deferred=in_words(deferred) if put_off else "",
         alive=deadlines.get(waiter, 0) >= now,
     )
 

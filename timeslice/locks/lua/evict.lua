@@ -12,6 +12,7 @@ settle_clock()
 reap()
 local where = residency_of_jobs()[job] or 'absent'
 local in_doubt = S.evict == job
+local undriven = (S.owner == '' or S.owner_deadline_ms < now) and NO_COORDINATOR .. '; start one: timeslice coordinator'
 local refusal
 if S.lease_id ~= '' and S.job == job then
   refusal = 'it holds the group; take that away first: timeslice revoke'
@@ -20,16 +21,13 @@ elseif OUT[where] and not in_doubt then
   save()
   return { 'out', where }
 elseif S.evict_how ~= '' then
-  refusal = nil -- asked again, or another order clears the device already
+  refusal = undriven -- else asked again, or another order clears the device already
 elseif S.lease_id ~= '' then
   refusal = 'job ' .. S.job .. ' holds the group; wait until it yields, or take that away: timeslice revoke'
 elseif S.swap_id ~= 0 then
   refusal = 'a swap' .. (S.swap_job == '' and '' or ' for job ' .. S.swap_job) .. ' is under way; wait until it is over'
 else
-  refusal = clearing_obstacle()
-  if not refusal and (S.owner == '' or S.owner_deadline_ms < now) then
-    refusal = NO_COORDINATOR .. '; start one: timeslice coordinator'
-  end
+  refusal = clearing_obstacle() or undriven
   if not refusal then
     set('evict_how', S.evict ~= '' and 'must' or 'once') -- a job in doubt must leave, whoever is meant
     set('evict', S.evict == '' and job or S.evict)

@@ -1,6 +1,6 @@
 --[[
 Ends a swap that went well and grants its waiter; if that one has gone, its job's next; else whoever is next.
-ARGV  1 floor  2 swap  3 epoch  4 how (first load | restored | no-op)
+ARGV  1 floor  2 swap  3 epoch  4 how (first load | restored | no-op | out: for nobody)
 Reply ok waiter (or '') | stale counter | open node (or '': there is none) | crowded job
 Events SwapFinished, LeaseGranted
 --]]

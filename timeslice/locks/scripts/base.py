@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from timeslice.errors import StaleCommandError
@@ -38,6 +39,16 @@ def text(value: Any) -> str:
 def number(value: str) -> int:
     """A stored whole number; 0 for what is none."""
     return int(value) if _NUMBER.fullmatch(value) else 0
+
+
+def when(ms: int) -> str:
+    """A server time for people, in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def in_words(value: Any) -> str:
+    """A reason as a script tells or stores it, with its times (@ and milliseconds) in words."""
+    return re.sub(r"@([0-9]{1,14})(?![0-9])(?:\.[0-9]+)?", lambda m: when(int(m[1])), text(value))
 
 
 def new_request_id() -> str:

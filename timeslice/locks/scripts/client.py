@@ -7,7 +7,7 @@ from typing import Any
 
 from timeslice.errors import GroupModeError, RefusedError
 from timeslice.locks.keys import GroupKeys
-from timeslice.locks.scripts.base import Call, make_call, text
+from timeslice.locks.scripts.base import Call, in_words, make_call, text
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def acquire(group: GroupKeys, request: Request, *, floor: int = 0, score: str = 
                 int(reply[1]),
                 text(reply[2]),
                 text(reply[3]),
-                text(reply[4]),
+                in_words(reply[4]),
                 text(reply[5]),
                 int(reply[6]),
                 int(reply[7]),

@@ -8,7 +8,7 @@ from typing import Any
 
 from timeslice.errors import GroupModeError, NotHolderError, RefusedError, UnknownGroupError, UnknownNodeError
 from timeslice.locks.keys import GroupKeys
-from timeslice.locks.scripts.base import Arg, Call, make_call, new_request_id, text
+from timeslice.locks.scripts.base import Arg, Call, in_words, make_call, new_request_id, text
 
 
 def pause(group: GroupKeys, pause: bool, by: str, reason: str = "", *, floor: int = 0) -> Call[str]:
@@ -99,7 +99,7 @@ def evict(group: GroupKeys, job: str, by: str, reason: str, *, force: bool = Fal
         kind = text(reply[0])
         if kind == "refused":
             raise RefusedError(
-                f"group {group.name}: job {job} is not evicted now: {text(reply[1])}", group=group.name, job=job
+                f"group {group.name}: job {job} is not evicted now: {in_words(reply[1])}", group=group.name, job=job
             )
         return kind == "ok"
 

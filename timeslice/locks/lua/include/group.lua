@@ -191,8 +191,10 @@ local function rebase()
   end
   set('changed_ms', math.min(S.changed_ms, now)) -- from the future it would undo every deferral at once
   set('rebased_ms', back and math.min(S.rebased_ms, now) or now)
-  if back or late then
-    emit('ClockStepped', 'from_ms', digits(S.clock_ms)) -- mere silence is not worth a word
+  if back then
+    emit('ClockStepped', 'from_ms', digits(S.clock_ms))
+  elseif late then -- a silence that cost nobody anything is not worth a word
+    emit('TermsRenewed', 'silent_ms', digits(now - S.clock_ms))
   end
 end
 
