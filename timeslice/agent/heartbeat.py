@@ -87,8 +87,9 @@ class Heartbeat:
 
     async def _pulse(self, view: GroupView) -> Pulse:
         scope = self._scope
+        fence, ttl_ms = scope.ledger.fence, int(self._ttl_s * 1000)
         call = scripts.heartbeat(
-            scope.keys, scope.node, int(self._ttl_s * 1000), vouch=self._vouch(view), floor=scope.floor
+            scope.keys, scope.node, ttl_ms, vouch=self._vouch(view), fence=fence, floor=scope.floor
         )
         pulse = await scope.driver.run(call, deadline_s=self._ttl_s / 3)
         if not pulse.known:

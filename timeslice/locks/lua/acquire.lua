@@ -14,6 +14,9 @@ local wanted_mode, old_score = ARGV[11], tonumber(ARGV[12])
 local BAND = 17592186044416 -- 2^44 ids a priority; all scores below 2^53
 
 begin()
+if old_score then
+  check_number('score', old_score % BAND)
+end
 if has_ended(waiter) then
   return { 'ended' }
 end

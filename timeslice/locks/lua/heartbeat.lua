@@ -1,17 +1,19 @@
 --[[
 An agent joins the group, says that it lives, and vouches for a holder whose process it watches.
-ARGV  1 floor  2 node  3 ttl_ms  4 lease id it vouches for, or ''
+ARGV  1 floor  2 node  3 ttl_ms  4 lease id it vouches for, or ''  5 fence: the highest grant or swap it ever saw
 Reply ok counter lease_id job host pid start token swap_id known (0: this node
       joined and has not reported since) | lock
-Events NodeJoined, and what advance and reap emit
+Events NodeJoined, LeaseReclaimed, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
 local node, ttl_ms, vouched = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
 begin(true)
+local fence = check_number('fence', tonumber(ARGV[5]))
 if S.mode == 'lock' then
   return { 'lock' }
 end
+floor = math.max(floor, fence)
 settle_clock()
 if S.mode == '' then
   set('mode', 'served')
@@ -27,6 +29,7 @@ if joined then
   emit('NodeJoined', 'node', node)
   wake('members')
 end
+raise_fence(fence)
 if vouched ~= '' and S.lease_id == vouched and S.confirmed == '1' and S.host == node
   and now < S.renewed_at_ms + 10 * S.lease_ms then
   set('deadline_ms', math.max(S.deadline_ms, now + S.lease_ms))

@@ -9,9 +9,11 @@ Events LeaseReinstalled, LeaseReclaimed, and what advance and reap emit
 local lease, token, job, lease_ms = ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[8])
 
 begin(true)
+check_number('token', token)
 -- S.token is that of the last grant this server remembers: less than ours means that it forgot ours. What it takes for
--- the lease then is older, and had ended before ours was granted; only a swap that is newer than ours speaks against us.
-local lost_here = S.token < token and S.swap_id < token
+-- the lease then is older, and had ended before ours was granted; only a swap that is newer than ours speaks against us,
+-- or somebody who has seen a newer number. An agent that comes later than we do ends our lease by its fence.
+local lost_here = S.token < token and S.swap_id < token and S.fence <= token
 settle_clock()
 if S.lease_id == lease and S.token == token and S.deadline_ms >= now then
   set('confirmed', '1')

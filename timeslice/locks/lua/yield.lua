@@ -9,9 +9,10 @@ Events LeaseYielded, and what advance and reap emit
 local lease, token = ARGV[2], ARGV[3]
 
 begin(true)
+local number = token == '' and 0 or check_number('token', tonumber(token))
 -- As for a renewal: less than our token means that the server forgot our grant. Then the lease stood until now.
-local forgotten = token ~= '' and S.token < tonumber(token) and S.swap_id < tonumber(token) and not has_ended(lease)
-local mine = S.lease_id == lease and (token == '' or S.token == tonumber(token))
+local forgotten = S.token < number and S.swap_id < number and S.fence <= number and not has_ended(lease)
+local mine = S.lease_id == lease and (token == '' or S.token == number)
 if not mine and not forgotten then
   local by, why = taken_by(lease)
   if has_ended(lease) and by == '' then
@@ -21,13 +22,13 @@ if not mine and not forgotten then
   return { 'not_holder', S.job, S.token, S.counter, by, why }
 end
 if forgotten then
-  floor = math.max(floor, tonumber(token)) -- it proves the loss, too
+  floor = math.max(floor, number) -- it proves the loss, too
 end
 settle_clock()
 if mine then
   end_lease('LeaseYielded', 'by', ARGV[4])
 elseif S.lease_id == '' then
-  set('token', tonumber(token)) -- so that nobody puts an older lease back
+  raise_fence(number) -- so that nobody puts an older lease back
 end
 remember_ended(lease)
 local pending = redis.call('ZCARD', queue_key)

@@ -26,8 +26,14 @@ class Pulse:
     known: bool  # False: this node joined and has not reported since; report everything, be it nothing
 
 
-def heartbeat(group: GroupKeys, node: str, ttl_ms: int, *, vouch: str = "", floor: int = 0) -> Call[Pulse]:
-    """Join the group, say that this node lives, and vouch for the lease id of a holder that it watches."""
+def heartbeat(
+    group: GroupKeys, node: str, ttl_ms: int, *, vouch: str = "", fence: int = 0, floor: int = 0
+) -> Call[Pulse]:
+    """Join the group, say that this node lives, and vouch for the lease id of a holder that it watches.
+
+    ``fence``: the highest grant or swap that it ever saw. After data loss no older lease is put back, and one that was
+    ends.
+    """
 
     def parse(reply: list[Any]) -> Pulse:
         if text(reply[0]) == "lock":
@@ -40,7 +46,7 @@ def heartbeat(group: GroupKeys, node: str, ttl_ms: int, *, vouch: str = "", floo
         lease, job, host, pid, start = (text(item) for item in reply[2:7])
         return Pulse(int(reply[1]), lease, job, host, pid, start, int(reply[7]), int(reply[8]), bool(reply[9]))
 
-    return make_call("heartbeat", group, (floor, node, ttl_ms, vouch), parse)
+    return make_call("heartbeat", group, (floor, node, ttl_ms, vouch, fence), parse)
 
 
 def leave(group: GroupKeys, node: str, *, floor: int = 0) -> Call[bool]:

@@ -18,6 +18,7 @@ local MAX_PAUSE_MS = 120000 -- no deferral or quiet time is longer
 local ENDED_KEEP_MS = 120000
 local GRANT_KEEP_S = 120
 local UNDECLARED_KEEP_S = 600
+local AHEAD_MS = 366 * 86400000 -- of the clock, which may have been wrong when a number was drawn
 local FIELD_MAX, RECORD_MAX, TARGETS_MAX = 256, 8192, 10000 -- of registrations, in bytes and entries
 local EVENTS_KEPT, INBOX_KEPT, ENDED_KEPT = 2000, 64, 10000
 
@@ -198,6 +199,16 @@ local function rebase()
   end
 end
 
+-- A number that somebody brings raises what this group draws next, for good. One near the end of all numbers would stop
+-- tokens from rising, and everybody would keep it: it is refused before the first write.
+local function check_number(what, number)
+  if number > math.max(now, S.counter, S.seq) + AHEAD_MS then
+    error({ err = 'ERR the ' .. what .. ' ' .. digits(number) .. ' lies more than a year ahead of the server\'s clock ('
+      .. digits(now) .. ' ms since 1970). Nothing was changed. Set the clock if it is wrong; else do not bring it.' })
+  end
+  return number
+end
+
 -- Reads the state. `frees` marks a script that must run even when the server is full: its first write deletes.
 local function begin(frees)
   local time = redis.call('TIME')
@@ -209,7 +220,7 @@ local function begin(frees)
     'unheard', 'since_ms', 'clock_ms', 'counter', 'seq', 'token', 'granted_at_ms', 'deadline_ms', 'lease_ms',
     'renewed_at_ms', 'swap_ms', 'swap_id', 'swap_since_ms', 'swap_deadline_ms', 'swap_budget_ms',
     'owner_epoch', 'owner_deadline_ms', 'changed_ms', 'quiet_until_ms', 'rebased_ms', 'force', 'waits_on',
-    'evict_how', 'evict_reason', 'evict_tried_ms', 'evict_until_ms', 'drains', 'quiet_why')
+    'evict_how', 'evict_reason', 'evict_tried_ms', 'evict_until_ms', 'drains', 'quiet_why', 'fence')
   -- Written out: a loop over names would cost every call several microseconds.
   S = {
     mode = v[1] or '', phase = v[2] or '', reason = v[3] or '', lease_id = v[4] or '', job = v[5] or '',
@@ -226,11 +237,12 @@ local function begin(frees)
     changed_ms = tonumber(v[38]) or 0, quiet_until_ms = tonumber(v[39]) or 0,
     rebased_ms = tonumber(v[40]) or 0, force = v[41] or '', waits_on = v[42] or '', evict_how = v[43] or '',
     evict_reason = v[44] or '', evict_tried_ms = tonumber(v[45]) or 0, evict_until_ms = tonumber(v[46]) or 0,
-    drains = v[47] or '', quiet_why = v[48] or '',
+    drains = v[47] or '', quiet_why = v[48] or '', fence = tonumber(v[49]) or 0,
   }
   if S.phase == '' then
     S.phase = 'idle'
   end
+  check_number('floor', floor)
   if frees then
     redis.call('HDEL', state_key, '_')
   end
@@ -247,6 +259,12 @@ local function settle_clock()
   if floor > S.counter then
     note_loss()
   end
+end
+
+-- Does the group have this very process on record? A reused pid comes with another start time.
+local function is_registered(job, node, pid, start)
+  local record = redis.call('HGET', targets_key, job .. '/' .. node .. '/' .. pid)
+  return record and string.match(record, '"start"%s*:%s*(%d+)') == start
 end
 
 -- Is this the swap that is under way, and its caller the group's owner? Numbers as they came, in ARGV.

@@ -96,6 +96,17 @@ local function reclaim(why)
   end
 end
 
+-- Somebody has seen a grant or a swap of this number. A lease below it had ended before that began, and is here only
+-- because data was lost: its job's state may be off the device.
+local function raise_fence(number)
+  if number > S.fence then
+    set('fence', number)
+  end
+  if S.lease_id ~= '' and S.token < S.fence then
+    reclaim('the server had forgotten that it ended')
+  end
+end
+
 local function reap()
   if S.lease_id ~= '' and S.deadline_ms < now then
     reclaim('expired')
