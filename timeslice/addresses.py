@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -214,6 +215,14 @@ def _checked(address: Address) -> Address:
     if address.kind != "sentinel" and (wrong := sorted(_SENTINEL_OPTIONS & set(given))):
         raise UsageError(f"{address.shown} names no sentinels, so {', '.join(wrong)} means nothing")
     return address
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is this machine, whatever network it is in."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def normalise_url(text: str) -> str:

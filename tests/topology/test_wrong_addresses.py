@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from tests.locks.faces import AsyncFace, Face
 from tests.locks.lab import Lab
 from tests.topology.conftest import FleetFactory
 from timeslice.addresses import Address, parse_url
+from timeslice.cli.session import Session
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
@@ -109,6 +111,7 @@ def test_one_node_of_a_cluster_is_not_the_cluster(face: MakeFace, fleet_factory:
     cluster = fleet_factory("cluster", aof=False)
     host = f"127.0.0.1:{cluster.ports['master1']}"
     assert "is a node of a cluster" in (said := refusal(face, f"redis://{host}"))
+    assert re.search(r"\(it sends us to 127\.0\.0\.1:\d+ for slot \d+\)", said)
     assert f"Use redis+cluster://{host}" in said
     single = fleet_factory("standalone", aof=False)
     said = refusal(face, single.url.replace("redis:", "redis+cluster:"))
@@ -125,7 +128,10 @@ def test_sentinels_say_what_they_do_not_know(face: MakeFace, fleet_factory: Flee
     assert "the sentinels know no master named 'another'; they watch: timeslice" in said
     assert "is none" in refusal(face, f"redis+sentinel://127.0.0.1:{fleet.ports['redis1']}/timeslice")
     host = f"127.0.0.1:{fleet.ports['sentinel1']}"
-    assert f"redis+sentinel://{host}/MASTER" in refusal(face, f"redis://{host}")
+    assert "is a sentinel, by the look of it (" in (said := refusal(face, f"redis://{host}"))
+    assert f"Use redis+sentinel://{host}/NAME" in said
+    with pytest.raises(ServerUnsuitableError, match="is a sentinel, by the look of it"):  # what commands ask first
+        Session(f"redis://{host}").driver  # noqa: B018 - it connects
     for name in ("sentinel1", "sentinel2", "sentinel3"):
         fleet.kill(name)
     said = refusal(face, fleet.url, RedisUnreachableError, deadline_s=1.0)

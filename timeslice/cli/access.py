@@ -13,9 +13,9 @@ from typing import Any
 
 from timeslice.addresses import parse_url
 from timeslice.cli.checks import Finding
-from timeslice.cli.facts import is_denial
 from timeslice.cli.session import Session
 from timeslice.errors import ServerUnsuitableError
+from timeslice.locks.faults import is_denial
 from timeslice.locks.keys import Keys
 from timeslice.locks.permissions import ROLES, patterns
 from timeslice.locks.scripts import text

@@ -6,13 +6,12 @@ Groups and daemons are looked at in `checks_groups`, what the current user may d
 from __future__ import annotations
 
 import importlib.metadata
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from timeslice.addresses import Address
+from timeslice.addresses import Address, is_loopback
 from timeslice.cli.facts import SLOTS, Facts, is_whole
 from timeslice.cli.output import seconds, size
 from timeslice.locks.suitable import OLDEST, POLICY
@@ -83,7 +82,7 @@ def server(facts: Facts) -> list[Finding]:
 
 
 def _encryption(address: Address) -> list[Finding]:
-    far = [host for host, _ in address.hosts if not _is_local(host)]
+    far = [host for host, _ in address.hosts if not is_loopback(host)]
     if address.tls or not far:
         return []
     return [
@@ -94,13 +93,6 @@ def _encryption(address: Address) -> list[Finding]:
             "on a network that you don't trust use rediss:// (TLS)",
         )
     ]
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _version(info: Mapping[str, Any]) -> Finding:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import redis
-
 from timeslice.addresses import Address, parse_url
 from timeslice.cli.session import Session
 from timeslice.errors import ServerUnsuitableError
+from timeslice.locks.faults import is_denial
 from timeslice.locks.scripts import text
 from timeslice.locks.view import GroupView
 
@@ -75,12 +74,6 @@ def gather(session: Session) -> Facts:
 def is_whole(cluster: Mapping[str, str]) -> bool:
     """Whether a cluster says that it is well and serves every slot."""
     return cluster.get("cluster_state") == "ok" and cluster.get("cluster_slots_ok") == str(SLOTS)
-
-
-def is_denial(error: ServerUnsuitableError) -> bool:
-    """Whether it was one command or key that was refused, and not the server or the credentials as a whole."""
-    cause = error.__cause__
-    return isinstance(cause, redis.exceptions.NoPermissionError) or "unknown command" in str(cause)
 
 
 def _skew(client: Any) -> float:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import redis
 
-from timeslice.addresses import Address, parse_url
+from timeslice.addresses import Address, is_loopback, parse_url
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, TimeSliceError
+from timeslice.locks.refusals import answers, is_no_right, no_right, not_now
 
 # All that a call to a server may raise. redis-py's cluster client has a root of its own.
 SERVER_ERRORS = (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError)
@@ -34,6 +35,7 @@ _NEVER = (
 )
 _TLS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "NO_CERTIFICATE")
 _NO_CLUSTER = "cluster support disabled"
+_NOBODY = ("refused", "Connect call failed", "No such file")  # nothing listens there
 _REDIS_STARTS = b"+-:$*"  # how every answer of a Redis server begins
 _QUESTION = b"PING\r\n\r\n"
 _PROBE_S = 0.3
@@ -68,7 +70,9 @@ def explain(error: BaseException, url: str) -> TimeSliceError:
             f"the socket at {where} belongs to another user, and you may not open it ({words}). "
             "Run your own server with: timeslice up; or set TIMESLICE_URL to one that you may use."
         )
-    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.NoPermissionError):
+    if is_no_right(error):
+        return ServerUnsuitableError(no_right(words, address))
+    if isinstance(error, redis.exceptions.AuthenticationError):
         return ServerUnsuitableError(
             f"Redis at {where} refuses these credentials: {words}. Check TIMESLICE_URL, or TIMESLICE_USERNAME and "
             "TIMESLICE_PASSWORD."
@@ -83,11 +87,19 @@ def explain(error: BaseException, url: str) -> TimeSliceError:
         )
     if isinstance(error, redis.exceptions.ResponseError) and not is_transient(error):
         return ServerUnsuitableError(_refusal(error, words, address))
+    if answers(error):
+        return RedisUnreachableError(not_now(words, where))
     hint = "A port with TLS needs rediss://. " if _hung_up(words) and not address.tls and address.hosts else ""
     return RedisUnreachableError(
         f"Redis at {where} does not answer ({words}). Is it running, and is the address right? "
-        f"{hint}Start one for this machine with: timeslice up"
+        f"{hint}{_start(words, address)}".rstrip()
     )
+
+
+def _start(words: str, address: Address) -> str:
+    """Where nothing listens on this machine, a server of one's own may be what is missing."""
+    here = address.kind == "standalone" and all(is_loopback(host) for host, _ in address.hosts)
+    return "Start one for this machine with: timeslice up" if here and any(each in words for each in _NOBODY) else ""
 
 
 def _hung_up(words: str) -> bool:
@@ -98,13 +110,19 @@ def _refusal(error: BaseException, words: str, address: Address) -> str:
     hosts = replace(address, username=None, password=None, master="").shown.partition("://")[2]
     if isinstance(error, redis.exceptions.AskError) and address.kind != "cluster":  # also MOVED
         scheme = "rediss+cluster" if address.tls else "redis+cluster"
-        return f"Redis at {address.shown} is a node of a cluster ({words}). Use {scheme}://{hosts}"
+        slot, _, other = words.partition(" ")
+        return (
+            f"Redis at {address.shown} is a node of a cluster (it sends us to {other} for slot {slot}). "
+            f"Use {scheme}://{hosts}"
+        )
     if _NO_CLUSTER in words:
         scheme = "rediss" if address.tls else "redis"
         return f"Redis at {address.shown} is no cluster ({words}). Use {scheme}://{hosts.partition(',')[0]}"
-    if "unknown command" in words and "EVALSHA" in words:
+    if "unknown command" in words and any(f"'{each}'" in words for each in ("TIME", "EVALSHA", "EVALSHA_RO")):
+        scheme = "rediss+sentinel" if address.tls else "redis+sentinel"
         return (
-            f"Redis at {address.shown} runs no scripts ({words}). Is it a sentinel? Use redis+sentinel://{hosts}/MASTER"
+            f"Redis at {address.shown} is a sentinel, by the look of it ({words}). "
+            f"Use {scheme}://{hosts}/NAME, with the name of the master that it watches"
         )
     return f"Redis at {address.shown} refuses what timeslice sends: {words}. Run: timeslice doctor"
 
@@ -180,6 +198,12 @@ async def _first_byte_async(reader: asyncio.StreamReader, writer: asyncio.Stream
         writer.write(_QUESTION)
         async with asyncio.timeout(_PROBE_S):
             return await reader.read(1)
+
+
+def is_denial(error: ServerUnsuitableError) -> bool:
+    """Whether it was one command or key that was refused, and not the server or the credentials as a whole."""
+    cause = error.__cause__
+    return cause is not None and (is_no_right(cause) or "unknown command" in str(cause))
 
 
 def _judge(first: bytes, address: Address) -> ServerUnsuitableError | None:
