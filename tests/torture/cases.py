@@ -1,4 +1,4 @@
-"""Collects hand-written histories: those that are right, and those that break one rule."""
+"""Collects hand-written histories: those that are right, and those that break some."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Cases:
         self.all.append((write, set()))
         return write
 
-    def breaks(self, rule: str) -> Callable[[Write], Write]:
+    def breaks(self, *rules: str) -> Callable[[Write], Write]:
         def note(write: Write) -> Write:
-            self.all.append((write, {rule}))
+            self.all.append((write, set(rules)))
             return write
 
         return note
@@ -33,7 +33,7 @@ class Cases:
 def name(value: Write | set[str]) -> str:
     """Of a case, in the test's id."""
     if isinstance(value, set):
-        return "-".join(value) or "right"
+        return "-".join(sorted(value)) or "right"
     return value.__name__
 
 

@@ -22,6 +22,7 @@ from timeslice.torture.history import (
     Moved,
     OnDevice,
     Told,
+    Took,
 )
 
 G = "g"
@@ -82,6 +83,10 @@ class Tale:
         self.token = self.token + 1 if token is None else token
         self.told("LeaseGranted", waiter, token=str(self.token), **more)
 
+    def yields(self, waiter: str) -> None:
+        """What was granted last."""
+        self.told("LeaseYielded", waiter, token=str(self.token))
+
     def leaves(self, who: str) -> None:
         self.add(Left(**self._of(who), token=self._held[who]))
 
@@ -107,6 +112,7 @@ class Tale:
     def fault(self, harm: str, label: str = "") -> int:
         self._faults += 1
         self.add(Fault(**self._stamp("run"), id=self._faults, harm=harm, label=label))
+        self.add(Took(**self._stamp("run"), id=self._faults))
         return self._faults
 
     def heals(self, fault: int) -> None:

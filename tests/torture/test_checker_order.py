@@ -18,6 +18,7 @@ def first_come_first_served() -> Tale:
         tale.told("WaiterQueued", waiter)
     for waiter in ("a-1", "b-1", "c-1"):
         tale.granted(waiter)
+        tale.yields(waiter)
     return tale
 
 
@@ -53,6 +54,7 @@ def a_higher_band_goes_first() -> Tale:
     tale.told("WaiterQueued", "a-1", priority="0")
     tale.told("WaiterQueued", "b-1", priority="5")
     tale.granted("b-1")
+    tale.yields("b-1")
     tale.granted("a-1")
     return tale
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from timeslice.torture.checks.content import wrong_content
 from timeslice.torture.checks.deaths import unmeant_ends
+from timeslice.torture.checks.grants import granted_twice
 from timeslice.torture.checks.leases import lost_for_nothing
 from timeslice.torture.checks.order import overtaken
 from timeslice.torture.checks.overlap import overlaps
@@ -19,7 +20,7 @@ from timeslice.torture.checks.residency import moved_holders, not_out, not_resto
 from timeslice.torture.checks.story import Story, Terms, Violation
 from timeslice.torture.checks.tokens import falling_tokens
 from timeslice.torture.checks.waiting import lost_waiters
-from timeslice.torture.history import Line
+from timeslice.torture.history import Line, Took
 
 __all__ = ["RULES", "Report", "Terms", "Violation", "check"]
 
@@ -27,6 +28,7 @@ Rule = Callable[[Story, Terms], Iterator[Violation]]
 RULES: tuple[Rule, ...] = (
     overlaps,
     falling_tokens,
+    granted_twice,
     not_restored,
     not_out,
     two_on_device,
@@ -42,8 +44,8 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Report:
-    """What a history shows. ``recoveries``: seconds from the healing of a fault to the next entry of a group in which
-    somebody waited."""
+    """What a history shows. ``faults`` are those that came about. ``recoveries``: seconds from the healing of a fault
+    to the next entry of a group in which somebody waited."""
 
     grants: int
     swaps: int
@@ -65,7 +67,7 @@ def check(lines: Iterable[Line], terms: Terms) -> Report:
     return Report(
         grants=len(story.bodies),
         swaps=sum(event.type == "SwapFinished" for events in story.told.values() for event in events),
-        faults=len(story.harms),
+        faults=sum(isinstance(line, Took) for line in story.lines),
         violations=sorted(found, key=lambda violation: violation.at),
         recoveries=[each.seconds for each in recoveries(story, terms) if each.entered],
     )

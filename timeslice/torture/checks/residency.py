@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 from timeslice.torture.checks.bodies import stretches
 from timeslice.torture.checks.certain import Certain, Sign
-from timeslice.torture.checks.story import SECOND, Story, Terms, Try, Violation
+from timeslice.torture.checks.grants import ENDS
+from timeslice.torture.checks.story import READ_S, SECOND, Story, Terms, Try, Violation
 from timeslice.torture.history import Moved
-
-_WORD_S = 1.5  # by then the reader of the event stream has read what the scripts told
-
-_ENDS = frozenset({"LeaseGranted", "LeaseReclaimed", "LeaseReinstalled", "GrantExpired", "StateLost"})
 
 
 def not_restored(story: Story, terms: Terms) -> Iterator[Violation]:
@@ -100,18 +97,22 @@ def _touch_at(story: Story, body: Try, at: float) -> Moved | None:
 
 def _is_over(story: Story, terms: Terms, body: Try, move: Moved) -> bool:
     """Whether the stream tells that the lease ended before it was yielded, or can't be expected to."""
-    by = move.at + _WORD_S * SECOND
-    granted = False
+    by = move.at + READ_S * SECOND
+    over = False
     for event in story.told.get(body.group, ()):
         if event.at > by:
             break
-        if not granted:
-            granted = event.type == "LeaseGranted" and event.fields.get("token") == str(body.token)
-        elif event.type == "LeaseYielded" and event.fields.get("token") == str(body.token):
+        if event.type == "StateLost":
+            over = True
+        elif event.fields.get("token") != str(body.token):
+            continue
+        elif event.type == "LeaseYielded":
             return False  # by itself, and after it had left
-        elif event.type in _ENDS:
-            return True
-    return not granted or any(
+        elif event.type in ENDS:
+            over = True
+        elif event.type == "LeaseReinstalled" and event.at <= move.at:
+            over = False
+    return over or any(
         story.hinders(harm, "") and harm.at <= by and harm.until >= move.at - terms.lease_s * SECOND
         for harm in story.harms_to(body.group)
     )

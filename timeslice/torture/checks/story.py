@@ -28,6 +28,7 @@ from timeslice.torture.history import (
 
 SECOND = 1_000_000_000  # ns
 NEVER = math.inf
+READ_S = 1.5  # by then the reader of the event stream has read what the scripts told, if nothing hinders it
 
 LOSSES = frozenset({"flush", "wipe", "failover"})  # after these the server may know less than before
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from timeslice.torture.checks.bodies import freezes
-from timeslice.torture.checks.story import Story, Terms, Try, Violation
+from timeslice.torture.checks.story import READ_S, SECOND, Story, Terms, Try, Violation
+from timeslice.torture.history import Told
 
 
 def falling_tokens(story: Story, terms: Terms) -> Iterator[Violation]:
@@ -16,33 +17,67 @@ def falling_tokens(story: Story, terms: Terms) -> Iterator[Violation]:
     line may write after somebody who was granted later, and so may one that waited for a second group meanwhile and
     hears at once that the first is lost. Only the others are held to it.
 
+    After data loss a holder's renewal puts its lease back. That must not be an older one than any that has been used:
+    the newer one's agents and clients know better. In a lock-only group nobody does, so there an older one may come
+    back until its holder's next renewal is due, and no later.
+
     One fall is no violation: nobody keeps the highest token of a lock-only group that no living process has used. If
     its server's clock was ahead, and then its data is lost, tokens begin anew at the true time.
     """
     for group in story.groups:
-        yield from _in_stream(story, group)
+        yield from _in_stream(story, terms, group)
         yield from _in_bodies(story, terms, group)
 
 
-def _in_stream(story: Story, group: str) -> Iterator[Violation]:
+def _in_stream(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
     highest, whose, restarts = 0, "", _restarts(story, group)
+    bodies = story.bodies_of(group)
+    used_tokens, told = (
+        {body.token for body in bodies},
+        {int(event.fields.get("token", "0")) for event in story.told[group]},
+    )
+    untold = [body for body in bodies if body.token not in told]
+    used = 0  # the highest that was granted before and entered
     for event in story.told[group]:
         while restarts and restarts[0] < event.at:
-            highest = 0
+            highest = used = 0
             restarts.pop(0)
         if event.type not in {"LeaseGranted", "LeaseReinstalled"}:
             continue
         token, waiter = int(event.fields.get("token", "0")), event.fields.get("waiter", "")
-        again = event.type == "LeaseReinstalled" or (token == highest and waiter == whose)
-        if token <= highest and not again:
-            yield Violation(
-                "tokens",
-                event.at,
-                group,
-                f"token {token} was granted to job {event.fields.get('job')} after token {highest}",
-            )
+        if event.type == "LeaseReinstalled":
+            used = max([used, *(body.token for body in untold if _before(body, event))])
+            if token < used and not _may_come_back(story, terms, event, token):
+                yield _violation(event, f"token {token} was put back for", used)
+        elif token < highest or (token == highest and waiter != whose):
+            yield _violation(event, f"token {token} was granted to", highest)
         if token > highest:
             highest, whose = token, waiter
+        if token in used_tokens:
+            used = max(used, token)
+
+
+def _violation(event: Told, what: str, highest: int) -> Violation:
+    return Violation("tokens", event.at, event.group, f"{what} job {event.fields.get('job')} after token {highest}")
+
+
+def _before(body: Try, event: Told) -> bool:
+    """Whether it was in before that, for certain: what the reader tells has happened up to ``READ_S`` earlier."""
+    return body.entered is not None and body.entered.at < event.at - READ_S * SECOND
+
+
+def _may_come_back(story: Story, terms: Terms, event: Told, token: int) -> bool:
+    """Whether it is a lock-only lease, put back by the first renewal after data loss."""
+    for body in story.bodies_of(event.group):
+        if body.token == token and body.lock_only:
+            return any(
+                loss.at
+                <= event.at
+                <= READ_S * SECOND
+                + story.calm_from(event.group, body.who, loss.until, terms.lease_s / 3 + terms.slack_s)
+                for loss in story.losses(event.group)
+            )
+    return False
 
 
 def _in_bodies(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
@@ -55,7 +90,7 @@ def _in_bodies(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
             restarts.pop(0)
         if newest is None or body.token > newest.token:
             newest = body
-        elif body.token == newest.token or not (_stood_still(story, body) or body.heard_at_once(terms)):
+        elif body.token == newest.token or not (_stood_still(story, body, terms) or body.heard_at_once(terms)):
             yield Violation(
                 "tokens",
                 body.entered.at,
@@ -73,8 +108,8 @@ def _restarts(story: Story, group: str) -> list[int]:
     return sorted(loss.at for loss in story.losses(group) if clocks and min(clocks) < loss.at)
 
 
-def _stood_still(story: Story, body: Try) -> bool:
+def _stood_still(story: Story, body: Try, terms: Terms) -> bool:
     """Whether the process was frozen between its question and its entry."""
     assert body.entered is not None
     asked, entered = body.asked.at if body.asked else 0, body.entered.at
-    return any(start <= entered and end >= asked for start, end in freezes(story, body))
+    return any(start <= entered and end >= asked for start, end in freezes(story, body, terms))
