@@ -140,7 +140,9 @@ class Lab:
         self, node: str, *observed: Observed, ended: Sequence[Exited] = (), seen: int | None = None, whole: bool = True
     ) -> scripts.Reported:
         number = self.counter if seen is None else seen
-        return self.run(scripts.report(self.group, node, number, observed, ended, whole=whole))
+        reply = self.run(scripts.report(self.group, node, number, observed, ended, whole=whole))
+        assert reply, f"{node} is no member"
+        return reply
 
     def own(self, coordinator: str = "c1") -> int:
         """The epoch of the ownership that must come of it."""

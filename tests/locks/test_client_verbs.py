@@ -329,14 +329,15 @@ def test_an_undeclared_request_takes_a_lock_group_as_it_is(lab: Lab) -> None:
 
 def test_register_needs_an_agent_on_the_host_and_is_asked_for_until_done(lab: Lab) -> None:
     """A process is told in each reply that its host's agent does not know it."""
-    assert lab.run(scripts.register(lab.group, "a", "n1", 7, "{}")) is False
+    record = '{"start":1}'
+    assert lab.run(scripts.register(lab.group, "a", "n1", 7, record)) is False
     lab.join("n1")
     reply = lab.ask("a1", served=True)
     assert isinstance(reply, Granted)
     assert reply.registered is False
-    assert lab.run(scripts.register(lab.group, "a", "n1", 7, "{}")) is True
+    assert lab.run(scripts.register(lab.group, "a", "n1", 7, record)) is True
     assert lab.ask("a1", served=True).registered is True
-    assert lab.view.targets == {"a/n1/7": "{}"}
+    assert lab.view.targets == {"a/n1/7": record}
 
 
 def test_a_process_on_another_host_needs_no_registration(lab: Lab) -> None:

@@ -83,7 +83,7 @@ def test_a_refused_swap_defers_the_waiter_not_the_group(lab: Lab) -> None:
 def test_a_deferral_ends_when_something_changed(lab: Lab, news: str) -> None:
     """At a yield, at the end of a process, and when a job's state went elsewhere, it is tried again. †"""
     lab.join("n1")
-    lab.run(scripts.register(lab.group, "z", "n1", 99, "{}"))
+    lab.run(scripts.register(lab.group, "z", "n1", 99, '{"start":1}'))
     epoch = start_swap(lab)
     lab.refuse(epoch, "n1")
     assert lab.swap == 0

@@ -3,7 +3,38 @@
 from __future__ import annotations
 
 from tests.locks.lab import Lab
+from timeslice.locks import scripts
 from timeslice.locks.scripts import Exited, Observed
+from timeslice.models import Target
+
+
+def registration(start: int) -> str:
+    """What a process writes of itself."""
+    return Target(
+        job="a", host="n1", pid=7, start=start, uid=0, pid_namespace="pid:[1]", tags=('{"start":2}', '"start":2,')
+    ).model_dump_json()
+
+
+def test_a_process_of_a_reused_pid_is_asked_to_register(lab: Lab) -> None:
+    """What is on record is of the one that had the number before. No other word of it counts. †"""
+    lab.join("n1")
+    lab.run(scripts.register(lab.group, "a", "n1", 7, registration(start=1)))
+    for start, known in ((1, True), (2, False), (11, False)):
+        reply = lab.ask(f"a{start}", served=True, start=start)
+        assert reply.registered is known, reply
+        lab.cancel(f"a{start}")
+    lab.run(scripts.register(lab.group, "a", "n1", 7, registration(start=2)))
+    assert lab.ask("a2b", served=True, start=2).registered
+
+
+def test_a_late_word_of_an_end_leaves_the_registration_of_the_next_process(lab: Lab) -> None:
+    """The number was reused before the agent could tell. Of the one that ended nothing is left. †"""
+    lab.join("n1")
+    lab.run(scripts.register(lab.group, "a", "n1", 7, registration(start=2)))
+    lab.report("n1", ended=[Exited("a", 7, 1)])
+    assert list(lab.view.targets) == ["a/n1/7"]
+    lab.report("n1", ended=[Exited("a", 7, 2)])
+    assert lab.view.targets == {}
 
 
 def test_a_holder_whose_process_ended_is_reclaimed_at_once(lab: Lab) -> None:

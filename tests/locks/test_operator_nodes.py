@@ -132,3 +132,19 @@ def test_a_forgotten_node_is_not_drained_any_more(lab: Lab) -> None:
     lab.beat("n1")
     forget(lab, "n2")
     assert isinstance(lab.ask("a1", served=True), Granted)
+
+
+def test_a_node_that_is_no_member_leaves_nothing(lab: Lab) -> None:
+    """It was taken out, and reports before its next heartbeat: nothing is noted that nobody would ever remove. †"""
+    lab.join("n1", "n2")
+    lab.forget("n2")
+    before = lab.redis.hgetall(lab.group.members)
+    call = scripts.report(lab.group, "n2", lab.counter, [Observed("z", "suspended", 5)], [scripts.Exited("a", 7, 1)])
+    assert lab.run(call) is None
+    assert lab.redis.hgetall(lab.group.members) == before
+    assert lab.view.jobs == {}
+    lab.beat("n2")
+    reported = lab.run(call)
+    assert reported
+    assert reported.ignored == 0
+    assert lab.view.jobs["z"].residency == "suspended"

@@ -121,6 +121,8 @@ class Heartbeat:
         reply = await scope.driver.run(
             scripts.report(scope.keys, scope.node, number, found, ended, whole=whole, floor=scope.floor)
         )
+        if reply is None:  # taken out since the beat, or forgotten: the next one joins again
+            return False
         scope.registry.ended.difference_update(ended)
         if not reply.ignored:
             for job in found:

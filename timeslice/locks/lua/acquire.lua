@@ -13,7 +13,7 @@ local priority, label, lease_ms, ttl_ms = tonumber(ARGV[7]), ARGV[8], tonumber(A
 local wanted_mode, old_score = ARGV[11], tonumber(ARGV[12])
 local BAND = 17592186044416 -- 2^44 ids a priority; all scores below 2^53
 
-begin()
+begin(false, FIELD_MAX)
 if old_score then
   check_number('score', old_score % BAND)
 end
@@ -69,7 +69,7 @@ end
 save()
 local registered = 1
 if S.mode == 'served' and redis.call('ZSCORE', nodes_key, host) then
-  registered = redis.call('HEXISTS', targets_key, job .. '/' .. host .. '/' .. pid)
+  registered = is_registered(job, host, pid, start) and 1 or 0
 end
 if S.lease_id == waiter then
   return { 'granted', S.token, S.how, S.swap_ms, S.counter, S.mode, registered, S.deadline_ms }

@@ -5,6 +5,7 @@ ARGV  1 floor  2 node  3 seen: the counter it knew before it looked
       then per job: job state bytes(host) device_bytes backend unheld (1: on the device without a hold)
       then per process that ended: job pid start
 Reply ok counter ignored (jobs whose news came at a bad time: report them again)
+      no_member (nothing was noted: join by a heartbeat, then report)
 Events JobGone, JobUnheld, LeaseReclaimed, WaiterReaped, and what advance and reap emit
 --]]
 -- @include group waiters residency lease advance
@@ -12,6 +13,9 @@ local OUT_OF_PLACE = { resident = true, faulted = true } -- never too late to sa
 local node, seen, whole, count = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
 
 begin(true)
+if not redis.call('ZSCORE', nodes_key, node) then
+  return { 'no_member' } -- what it leaves here, nobody would ever count or remove
+end
 settle_clock()
 if whole then -- news alone were told to another server, should this one be its replica
   hear(node)
@@ -55,7 +59,8 @@ local dead = {}
 for i = 6 + count * 6, #ARGV, 3 do
   local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   dead[pid .. '/' .. start] = true
-  if redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid) == 1 then
+  if is_registered(job, node, pid, start) then
+    redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid)
     set('changed_ms', now)
   end
   if S.lease_id ~= '' and S.job == job and S.host == node and S.pid == pid and S.start == start then

@@ -131,8 +131,10 @@ def report(
     *,
     whole: bool = True,
     floor: int = 0,
-) -> Call[Reported]:
+) -> Call[Reported | None]:
     """Tell what was observed outside of a swap. ``seen`` is the counter known before the look.
+
+    None: the node is no member, and nothing was noted. Join by a heartbeat, then report everything.
 
     ``whole``: it is all that is on the node's devices, which a group that waits for the node's word needs.
     """
@@ -141,4 +143,8 @@ def report(
         args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend, int(item.unheld)]
     for process in ended:
         args += [process.job, process.pid, process.start]
-    return make_call("report", group, args, lambda reply: Reported(int(reply[1]), int(reply[2])))
+
+    def parse(reply: list[Any]) -> Reported | None:
+        return Reported(int(reply[1]), int(reply[2])) if text(reply[0]) == "ok" else None
+
+    return make_call("report", group, args, parse)
