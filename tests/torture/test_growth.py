@@ -41,10 +41,10 @@ def test_a_key_that_comes_late_is_a_series_too() -> None:
 
 
 def _verdict(level: bool) -> growth.GrowthReport:
-    series = (judge("server: keys", [1.0, 1.0, 1.0, 1.0] if level else _rising(9.0)),)
+    series = (judge("agent n1: memory (B)", [1.0, 1.0, 1.0, 1.0] if level else _rising(3e7, 2.8e7)),)
     growing = tuple(each.name for each in series if not each.level)
     return growth.GrowthReport(
-        swaps=7, jobs=6, holds=7, timeouts=7, seconds=1.0, samples=4, expiring=2, series=series, growing=growing,
+        swaps=97, jobs=6, holds=7, timeouts=7, seconds=1.0, samples=4, expiring=2, series=series, growing=growing,
         level=level,
     )  # fmt: skip
 
@@ -53,16 +53,19 @@ def _verdict(level: bool) -> growth.GrowthReport:
 def test_the_command_tells_and_fails_when_something_grew(
     level: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`torture --swaps` shows every series, writes JSON, and exits 1 naming what did not level off."""
-    monkeypatch.setattr(growth, "run", lambda swaps, **_: _verdict(level) if swaps == 7 else None)
-    result = CliRunner().invoke(main, ["torture", "--swaps", "7", "--json", str(tmp_path / "growth.json")])
+    """`torture --swaps` shows what grew, with units, writes all series as JSON, and exits 1 naming what grew."""
+    monkeypatch.setattr(growth, "run", lambda swaps, **_: _verdict(level) if swaps == 97 else None)
+    result = CliRunner().invoke(main, ["torture", "--swaps", "97", "--json", str(tmp_path / "growth.json")])
     written = growth.GrowthReport.model_validate_json(
         (tmp_path / "growth.json").read_text().partition('"growth":')[2][:-3]
     )
     assert written == _verdict(level)
-    assert "server: keys" in result.stdout
+    assert ("agent n1: memory (B)" in result.stdout) is not level
+    assert ("1.116 GiB" in result.stdout) is not level
+    assert f"{0 if level else 1} grew" in " ".join(result.stdout.split())
     assert result.exit_code == (0 if level else 1)
-    assert ("did not level off over 7 swaps: server: keys" in str(result.exception) + result.output) is not level
+    complaint = "did not level off over 97 swaps: agent n1: memory (B)"
+    assert (complaint in str(result.exception) + result.output) is not level
 
 
 @pytest.mark.slow

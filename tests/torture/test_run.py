@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.conftest import NeedsTool
+from timeslice.cli.main import main
 from timeslice.torture.clock import PIDS
+from timeslice.torture.schedule import KINDS
 
 LINE = [sys.executable, "-m", "timeslice", "torture"]
 DEADLINE_S = 220.0
@@ -68,7 +71,7 @@ def test_many_servers(topology: str, tmp_path: Path, needs_tool: NeedsTool) -> N
 
 @pytest.mark.slow
 def test_interrupted_and_judged_again(tmp_path: Path) -> None:
-    """Ctrl-C ends a run with a report of what there is; the saved history is judged to the same end."""
+    """Ctrl-C ends a run with a report of what there is, which says so; the saved history is judged to the same end."""
     report = tmp_path / "report.json"
     arguments = ["--seconds", "60", "--seed", "5", "--faults", "kill-job", "--json", str(report)]
     with subprocess.Popen(
@@ -77,13 +80,32 @@ def test_interrupted_and_judged_again(tmp_path: Path) -> None:
         _await_fault(tmp_path / "history" / "parts" / "run.jsonl")
         run.send_signal(signal.SIGINT)
         _, messages = run.communicate(timeout=30)
-    assert run.returncode == 0, messages
+    assert run.returncode == 130, messages
     assert "interrupted" in messages
+    assert "INCOMPLETE" in messages
     told = json.loads(report.read_text())
+    assert (told["interrupted"], told["complete"]) == (True, False)
+    assert 0 < told["seconds"] < 60
     assert (told["faults_by_kind"], told["violations"]) == ({"kill-job": told["faults"]}, [])
     again = tmp_path / "again.json"
     subprocess.run([*LINE, "--check", str(tmp_path / "history"), "--json", str(again)], check=True, timeout=30)
     assert json.loads(again.read_text()) == told
+
+
+@pytest.mark.slow
+def test_terminated_while_it_starts(tmp_path: Path) -> None:
+    """A cancelled run that did nothing yet does not look like one that passed, and leaves nothing behind."""
+    report, history = tmp_path / "report.json", tmp_path / "history"
+    arguments = ["--json", str(report), "--keep", str(history)]
+    with subprocess.Popen([*LINE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        _await_line(history / "parts" / "run.jsonl", '"role":"agent"')
+        run.send_signal(signal.SIGTERM)
+        shown, messages = run.communicate(timeout=30)
+    assert run.returncode == 130, messages
+    assert "interrupted" in shown
+    told = json.loads(report.read_text())
+    assert (told["interrupted"], told["complete"], told["seconds"]) == (True, False, 0)
+    assert not _processes_with(str(tmp_path))
 
 
 @pytest.mark.slow
@@ -114,9 +136,30 @@ def test_refusals(tmp_path: Path) -> None:
     code, _, messages = torture(tmp_path)
     assert code == 2
     assert "is not empty" in messages
-    code, _, messages = torture(tmp_path, "--check", str(tmp_path / "history" / "old"))
-    assert code == 2
-    assert "has no history of a torture run" in messages
+    done = CliRunner().invoke(main, ["torture", "--check", str(tmp_path / "history" / "old")])
+    assert done.exit_code == 2
+    assert "has no history of a torture run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--check", ".", "--faults", "boom"], "--check takes none of: --faults"),
+        (["--swaps", "100", "--topology", "cluster", "--seconds", "9"], "--swaps takes none of: --topology, --seconds"),
+        (["--swaps", "5"], "5 is not in the range x>=80"),
+        (["--faults", ""], "no such kind of fault"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(arguments: list[str], message: str) -> None:
+    """What can't be done as it was asked is refused, not left out."""
+    done = CliRunner().invoke(main, ["torture", *arguments])
+    assert (done.exit_code, message in done.output) == (2, True), done.output
+
+
+def test_the_help_names_every_kind_of_fault() -> None:
+    """Who narrows a run down finds the words for it."""
+    shown = CliRunner().invoke(main, ["torture", "--help"]).output.partition("Kinds of faults:")[2]
+    assert set(KINDS) <= set(re.split(r"[\s;]+", shown.partition("Needs:")[0]))
 
 
 def _left_of(work: str, servers: list[str]) -> set[str]:
@@ -127,9 +170,13 @@ def _left_of(work: str, servers: list[str]) -> set[str]:
 
 
 def _await_fault(part: Path) -> None:
+    _await_line(part, '"kind":"fault"')
+
+
+def _await_line(part: Path, word: str) -> None:
     until = time.monotonic() + 60
-    while not (part.exists() and '"kind":"fault"' in part.read_text()):
-        assert time.monotonic() < until, "no fault came"
+    while not (part.exists() and word in part.read_text()):
+        assert time.monotonic() < until, f"no line with {word} came"
         time.sleep(0.05)
 
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from rich.table import Table
 
 from timeslice.arena.device import Device
+from timeslice.cli.output import size
 from timeslice.embedded import EmbeddedServer
 from timeslice.errors import TimeSliceError
 from timeslice.locks.connection import connect
@@ -60,8 +61,8 @@ class GrowthReport(BaseModel):
 def run(
     swaps: int, *, folder: Path, samples: int = SAMPLES, say: Callable[[str], None] = lambda _: None
 ) -> GrowthReport:
-    """Do ``swaps`` swaps or a few more, taking ``samples`` measurements. Everything lies below ``folder`` and ends
-    with the call. Raises TimeSliceError when a part fails or stands still."""
+    """Do ``swaps`` swaps, or up to four more, taking ``samples`` measurements. Everything lies below ``folder`` and
+    ends with the call. Raises TimeSliceError when a part fails or stands still."""
     with ExitStack() as stack:
         server = EmbeddedServer(folder / "server")
         stack.callback(server.kill)
@@ -69,17 +70,26 @@ def run(
         return _Soak(server, folder, stack).run(swaps, samples, say)
 
 
-def table(report: GrowthReport) -> Table:
-    """The report for people."""
-    title = (
+def summary(report: GrowthReport) -> str:
+    """What was done, and how much of what was measured grew."""
+    return (
         f"{report.swaps} swaps by {report.jobs} jobs, {report.holds} lock-only holds and {report.timeouts} waiters "
-        f"that gave up, in {report.seconds:.0f} s (emulated device)"
+        f"that gave up, in {report.seconds:.0f} s (emulated device): of {len(report.series)} series that were "
+        f"measured, {len(report.growing)} grew"
     )
-    found = Table("measured", "first", "second quarter", "last quarter", "most", "", title=title, title_justify="left")
+
+
+def table(report: GrowthReport) -> Table:
+    """What grew, for people. JSON has all that was measured."""
+    found = Table("what grew", "first", "second quarter", "last quarter", "most")
     for each in report.series:
-        numbers = (each.first, each.early, each.late, each.most)
-        found.add_row(each.name, *(f"{number:.0f}" for number in numbers), "" if each.level else "GROWS")
+        if not each.level:
+            found.add_row(each.name, *(_shown(each, value) for value in (each.first, each.early, each.late, each.most)))
     return found
+
+
+def _shown(series: Series, value: float) -> str:
+    return size(round(value)) if series.unit.startswith("B") else f"{value:.0f}"
 
 
 class _Part:
@@ -146,9 +156,9 @@ class _Soak:
 
     def run(self, swaps: int, samples: int, say: Callable[[str], None]) -> GrowthReport:
         began, taken, expiring = time.monotonic(), [], 0
-        rounds = [-(-swaps // (samples * len(GROUPS)))] * samples
-        for number, more in enumerate(rounds, 1):
-            done = self._work(more)
+        shares = [(swaps + index) // len(GROUPS) for index in range(len(GROUPS))]
+        for number in range(1, samples + 1):
+            done = self._work([share * number // samples - share * (number - 1) // samples for share in shares])
             sample, waiting = self._measure()
             taken.append(sample)
             expiring = max(expiring, waiting)
@@ -161,11 +171,11 @@ class _Soak:
             growing=growing, level=not growing,
         )  # fmt: skip
 
-    def _work(self, more: int) -> Done:
+    def _work(self, swaps: Sequence[int]) -> Done:
         """So many swaps in each group, and as many lock-only holds; the sum of all that was done so far."""
-        for part in self._chains:
+        for part, more in zip(self._chains, swaps, strict=True):
             part.ask(more)
-        self._holder.ask(more * len(GROUPS))
+        self._holder.ask(sum(swaps))
         answers = [Done(**part.answer(_TURN_S)) for part in (*self._chains, self._holder)]
         return Done(**{name: sum(getattr(answer, name) for answer in answers) for name in Done.model_fields})
 

@@ -210,8 +210,9 @@ class Chain:
 def jobs(spec: Spec) -> None:
     """Chains of jobs, one a group, each advanced by a process of its own: see ``growth.run``. One group a part."""
     chain = Chain(spec, *spec.groups)
+    due = 0
     for line in sys.stdin:
-        due = chain.done.swaps + int(line)
+        due += int(line)  # a turn does up to three swaps; what is too much now is less to do next time
         while chain.done.swaps < due:
             number = chain.done.jobs
             chain.turn(comes_back=number % 10 == 0, exits_after_s=0.0 if number % 2 else None)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 
 class _Line(BaseModel):
@@ -187,8 +187,12 @@ Line = Annotated[
 _LINES: TypeAdapter[Line] = TypeAdapter(Line)
 
 
+class TornLineError(ValueError):
+    """A file ends in the middle of a line."""
+
+
 class Writer:
-    """Appends lines to a file of its own. Each is one write(2), so a kill leaves a whole line or none."""
+    """Appends lines to a file of its own. Each is one write(2), so a kill leaves a whole line, or the last one torn."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,11 +207,22 @@ class Writer:
 
 def read(path: Path) -> Iterator[Line]:
     """The lines of one file, or of all ``*.jsonl`` files of a folder, each file in its order. ValueError names a bad
-    line."""
+    line; it is a TornLineError where a file ends in the middle of one."""
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     for file in files:
-        for number, raw in enumerate(file.read_bytes().splitlines(), 1):
+        content = file.read_bytes()
+        raws = content.splitlines()
+        for number, raw in enumerate(raws, 1):
             try:
                 yield _LINES.validate_json(raw)
-            except ValueError as error:
-                raise ValueError(f"{file}, line {number}: {error}") from error
+            except ValidationError as error:
+                torn = number == len(raws) and not content.endswith(b"\n")
+                kind = TornLineError if torn else ValueError
+                raise kind(f"{file}, line {number} is no line of a history: {_first_of(error)}") from error
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].replace(" at line 1 column ", " at column ")  # each line is a document of its own
+    return f"{where + ': ' * bool(where)}{message:.150}"

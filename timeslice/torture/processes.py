@@ -21,8 +21,9 @@ from timeslice.torture.history import Born, Died, Healed, Writer
 Role = Literal["job", "agent", "coordinator"]
 
 AGAIN_S = 1.0  # after an end that nobody planned
-# The kernel hangs a group up when it is orphaned with stopped processes in it; the guard has to outlive that.
-_GUARD = f"""trap '' HUP; read -r _
+# The kernel hangs a group up when it is orphaned with stopped processes in it; the guard has to outlive that, and who
+# ends all processes of a service or a CI job.
+_GUARD = f"""trap '' HUP INT TERM; read -r _
 cat "$1/{PIDS}" 2>/dev/null |
     while read -r pid; do rm -f "/dev/shm/faketime_shm_$pid" "/dev/shm/sem.faketime_sem_$pid"; done
 for each in "$1"/*/devices/* "$1"/*/state; do umount -l "$each" 2>/dev/null; done

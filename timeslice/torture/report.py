@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from timeslice.errors import UsageError
 from timeslice.torture.checker import Report, Terms, check
-from timeslice.torture.history import Born, Fault, Line, Told, read
+from timeslice.torture.history import Born, Ended, Fault, Line, Told, TornLineError, read
 from timeslice.torture.stage import LEASES_S
 
 HISTORY, FACTS = "history.jsonl", "run.json"
@@ -20,13 +20,26 @@ TERMS = Terms(lease_s=max(LEASES_S))
 _SHOWN = 20
 
 
+class Judged(NamedTuple):
+    """A history, and what the checker says of it. ``complete``: nothing is missing at its end."""
+
+    lines: list[Line]
+    report: Report
+    complete: bool
+
+
 def merge(folder: Path) -> Path:
-    """All parts as one file, by time; each process's own order is kept. The parts are removed."""
+    """All parts as one file, by time; each process's own order is kept. The parts are removed.
+
+    A line that a killed process left torn is dropped: what it was about is unknown anyway.
+    """
     found: list[tuple[int, Line]] = []
     parts = sorted((folder / "parts").glob("*.jsonl"))
     for part in parts:
         latest = 0  # two threads of a process may write out of order by a hair
-        for line in read(part):
+        for line in _whole_lines(part):
+            if line is None:
+                break
             latest = max(latest, line.at)
             found.append((latest, line))
     found.sort(key=lambda item: item[0])
@@ -38,35 +51,59 @@ def merge(folder: Path) -> Path:
     return whole
 
 
-def judge(place: Path) -> tuple[list[Line], Report]:
-    """Read a history, a file or the folder of one, and check it. UsageError if it is none."""
+def _whole_lines(file: Path) -> Iterator[Line | None]:
+    """The lines of a file; None last if it ends in the middle of one."""
+    try:
+        yield from read(file)
+    except TornLineError:
+        yield None
+
+
+def judge(place: Path) -> Judged:
+    """Read a history, a file or the folder of one, and check it. UsageError if it is none.
+
+    One that lacks its end is judged as far as it goes. Only a run that was interrupted at once has an empty one.
+    """
     path = place / HISTORY if (place / HISTORY).is_file() else place
     try:
-        lines = list(read(path))
+        found = [line for file in _files(path) for line in _whole_lines(file)]
     except (OSError, ValueError) as error:
-        raise UsageError(f"{place} is no history of a torture run: {error}") from error
-    if not lines:
+        raise UsageError(f"{place} can't be judged: {error}") from error
+    lines = [line for line in found if line is not None]
+    if not lines and not facts_of(place):
         raise UsageError(f"{place} has no history of a torture run in it; name a {HISTORY} or its folder")
-    return lines, check(lines, TERMS)
+    complete = len(lines) == len(found) and any(isinstance(line, Ended) for line in lines)
+    return Judged(lines, check(lines, TERMS), complete)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
 
 
 def facts_of(place: Path) -> dict[str, Any]:
-    """What is known of a saved run beside its history: seed, seconds, topology, samples."""
+    """What is known of a saved run beside its history: seed, seconds, topology, samples. UsageError if it is none."""
     path = (place if place.is_dir() else place.parent) / FACTS
     if not path.is_file():
         return {}
-    found: dict[str, Any] = json.loads(path.read_text())
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON ({error}); move it away to judge the history alone") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} does not describe a torture run; move it away to judge the history alone")
     return found
 
 
-def document(lines: Sequence[Line], report: Report, facts: Mapping[str, Any], history: Path | None) -> dict[str, Any]:
+def document(judged: Judged, facts: Mapping[str, Any], history: Path | None) -> dict[str, Any]:
     """The report as JSON has it."""
+    lines, report, complete = judged
     roles = {line.label: line.role for line in lines if isinstance(line, Born)}
-    start = lines[0].at
+    start = lines[0].at if lines else 0
     p95 = report.recovery_p95_s
     return {
         "device": "emulated",
         **facts,
+        "complete": complete,
         "faults": report.faults,
         "faults_by_kind": _by_kind(lines, roles),
         "grants": report.grants,
@@ -102,12 +139,13 @@ def table(told: Mapping[str, Any]) -> Table:
     p95 = told["recovery_p95_s"]
     rows = [
         *((name, str(told[name])) for name in ("topology", "seed", "seconds") if name in told),
-        ("faults", f"{told['faults']} ({kinds})"),
+        *([("interrupted", "yes: what follows is of the time until then")] if told.get("interrupted") else []),
+        *([] if told["complete"] else [("incomplete", "the end of the history is missing, and was not judged")]),
+        ("faults", f"{told['faults']} ({kinds})" if kinds else "0"),
         ("grants", str(told["grants"])),
         ("swaps", f"{told['swaps']}, {told['bytes_moved'] / (1 << 20):.0f} MiB moved"),
         ("recovery p95", "nobody waited" if p95 is None else f"{p95:.2f} s"),
         *((f"{name}, first/last/highest quarter", _values(name, each)) for name, each in told.get("grown", {}).items()),
-        ("history", told["history"] or "not kept"),
         ("violations", str(len(told["violations"]))),
     ]
     for name, value in rows:

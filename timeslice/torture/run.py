@@ -54,15 +54,30 @@ Say = Callable[[str], None]
 Show = Callable[[Progress], None]
 
 
-def run_torture(options: Options, history: Path, *, say: Say, show: Show) -> Mapping[str, Sequence[float]]:
+@dataclass
+class Outcome:
+    """What a run has to tell beside its history. ``seconds``: how long faults came."""
+
+    seconds: float = 0.0
+    interrupted: bool = False
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def run_torture(options: Options, history: Path, *, say: Say, show: Show) -> Outcome:
     """Run, and leave one file a process in ``history / "parts"`` and their output in ``history / "logs"``.
 
-    Returns the series that were sampled. KeyboardInterrupt ends the faults and the calm; it does not get out. Nothing
-    that was started outlives this call, nor this process.
+    KeyboardInterrupt ends the start, the faults or the calm; it does not get out. Nothing that was started outlives
+    this call, nor this process.
     """
+    outcome = Outcome()
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tst-", ignore_cleanup_errors=True)))
-        return _Run(options, history, work, stack, say, show).run()
+        try:
+            _Run(options, history, work, stack, say, show).run(outcome)
+        except KeyboardInterrupt:
+            say("interrupted; what there is so far is judged")
+            outcome.interrupted = True
+    return outcome
 
 
 class _Run:
@@ -79,10 +94,11 @@ class _Run:
         self._pending: list[tuple[float, int, Deed]] = []  # when to heal which fault
         self._progress = Progress(options.seconds)
 
-    def run(self) -> Mapping[str, Sequence[float]]:
+    def run(self, outcome: Outcome) -> None:
         scene, options = self._scene, self._options
         events = EventReader(scene.url, GROUPS, Writer(scene.parts / "events.jsonl"))
         sampler = Sampler(scene.url, self._pids)
+        outcome.series = sampler.series
         self._progress.events = events.counts
         self._began = time.monotonic()
         try:
@@ -90,22 +106,23 @@ class _Run:
             while not self._traffic.flows and time.monotonic() < self._began + READY_S:
                 self._tick("starting")
             self._began = time.monotonic()
-            self._harm(list(schedule(options.seed, options.seconds, options.topology, options.kinds)))
+            self._harm(list(schedule(options.seed, options.seconds, options.topology, options.kinds)), outcome)
             self._calm()
         except KeyboardInterrupt:
-            self._say("interrupted; what there is so far is judged")
             self._heal_all()
+            raise
         finally:
             sampler.close()
             events.close()
-        return sampler.series
 
-    def _harm(self, planned: list[Planned]) -> None:
+    def _harm(self, planned: list[Planned], outcome: Outcome) -> None:
         self._progress.elapsed_s = 0.0
         while self._progress.elapsed_s < self._options.seconds:
+            outcome.seconds = round(self._progress.elapsed_s, 1)
             if planned and planned[0].at_s <= self._progress.elapsed_s:
                 self._strike(planned.pop(0))
             self._tick("faults")
+        outcome.seconds = self._options.seconds
 
     def _strike(self, planned: Planned) -> None:
         now = time.monotonic()
