@@ -120,7 +120,7 @@ def stray_order(aim: Aim, world: World, planned: Planned, now: float) -> Deed | 
         with world.fleet.client(world.fleet.names()[0]) as client:
             client.xadd(Keys().commands(body.node), {"body": order.model_dump_json()})
 
-    return Deed(harm="stray", label=agent.label, groups=(body.group,), do=send, heal=lambda: None)
+    return Deed(harm="stray", label=agent.label, groups=(body.group,), do=send, took=lambda: True, heal=lambda: None)
 
 
 def _to(world: World, planned: Planned, now: float, tries: list[Asked]) -> Deed | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -129,6 +130,20 @@ def test_a_repeated_request_is_done_twice_and_answered_once(
     assert client.echo(b"mine") == b"mine"
     assert proxy.repeated_requests == 2
     client.delete(prefix, prefix + ":h")
+
+
+def test_a_doubled_reply_is_of_a_request_that_was_done_once(proxy: Proxy, prefix: str) -> None:
+    """The client is told twice of one deed of the server; the next request is answered once again."""
+    with socket.create_connection(("127.0.0.1", proxy.port), LATE_S) as client:
+        proxy.double_reply_to(prefix)
+        ask = f"INCR {prefix}\r\n".encode()
+        client.sendall(ask)
+        replies = client.makefile("rb")
+        assert [replies.readline(), replies.readline()] == [b":1\r\n"] * 2
+        client.sendall(ask + b"PING\r\n")
+        assert [replies.readline(), replies.readline()] == [b":2\r\n", b"+PONG\r\n"]
+        client.sendall(f"DEL {prefix}\r\n".encode())
+        replies.readline()
 
 
 @pytest.mark.parametrize(

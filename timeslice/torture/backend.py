@@ -43,6 +43,11 @@ def knob_file(folder: Path, node: str, group: str) -> Path:
     return folder / f"{node}.{group}.json"
 
 
+def met_file(knob: Path) -> Path:
+    """Where a backend that misbehaves leaves the id of the knob that told it to."""
+    return knob.with_suffix(".met")
+
+
 def maker(who: str, writer: Writer, knobs: Path) -> MakeBackend:
     """What `run_agent` makes backends with."""
 
@@ -112,6 +117,8 @@ class TortureBackend(Backend):
         knob = self._read()
         if knob is None:
             return await call()
+        if self._harms(knob, step):
+            met_file(self._knob).write_text(str(knob.id))
         if knob.harm == "slow":
             await asyncio.sleep(knob.seconds)
         elif knob.harm == "fail-on" or (knob.harm == "fail" and self._first(knob)):
@@ -136,6 +143,15 @@ class TortureBackend(Backend):
             self._late_bytes, self._late_until = outcome.freed_bytes, time.monotonic() + knob.seconds
             return outcome
         return await call()
+
+    def _harms(self, knob: Knob, step: StepName) -> bool:
+        """Whether this step is one that the knob is about."""
+        match knob.harm:
+            case "lie":
+                return step in {"suspend", "restore"}
+            case "late":
+                return step == "suspend"
+        return True
 
     def _first(self, knob: Knob) -> bool:
         fresh = knob.id not in self._used

@@ -6,8 +6,11 @@ A deed is chosen first, so that the history can tell of it before it is done.
 from __future__ import annotations
 
 import errno
+import math
 import os
-import threading
+import signal
+import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +20,19 @@ import redis
 from timeslice.errors import RedisUnreachableError
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
-from timeslice.torture.backend import Knob, knob_file
+from timeslice.torture.backend import Knob, knob_file, met_file
 from timeslice.torture.clock import Clock
 from timeslice.torture.fleet import Fleet
 from timeslice.torture.processes import Child, Processes, Role
 from timeslice.torture.proxy import Proxy
 from timeslice.torture.schedule import KINDS, Planned
+from timeslice.torture.servers import Victim, is_stopped
 from timeslice.torture.stage import GROUPS, LOCK_GROUP, NODES, SERVED, served_by
 
-HOUR_S = 3600
 _AIMED = 0.6
 # What a reply is lost to, and what arrives twice: any script call has it.
 _MARKER = "EVALSHA"
+_ANSWER_S = 0.75  # longer than the longest delay, both ways
 
 
 @dataclass
@@ -51,11 +55,17 @@ class World:
 @dataclass(frozen=True, kw_only=True)
 class Deed:
     """``harm``, ``label``, ``groups``, ``detail`` as in `history.Fault`. ``heal`` None: it is over when the keeper has
-    started the process again."""
+    started the process again.
+
+    ``took``: whether it came about, as read back from what it was done to. ``late``: that shows at its end only, as
+    somebody has to run into it, or it takes a while.
+    """
 
     harm: str
     do: Callable[[], object]
+    took: Callable[[], bool]
     heal: Callable[[], object] | None
+    late: bool = False
     label: str = ""
     groups: tuple[str, ...] = ()
     detail: str = ""
@@ -90,20 +100,31 @@ def _to_process(world: World, planned: Planned, role: Role, now: float) -> Deed 
     if not fit:
         return None
     child = _aimed(world, planned, role, fit) or fit[int(planned.pick * len(fit))]
-    label, groups = child.label, child.groups
+    label, groups, process = child.label, child.groups, child.process
+    assert process is not None
     if planned.kind.startswith("kill"):
         again_at = now + planned.lasts_s
 
         def kill() -> None:
             world.processes.kill(child, again_at=again_at, fault=planned.id)
 
-        return Deed(harm="kill", label=label, groups=groups, do=kill, heal=None)
+        def gone() -> bool:
+            return process.poll() == -signal.SIGKILL
+
+        return Deed(harm="kill", label=label, groups=groups, do=kill, took=gone, heal=None)
 
     def go_on() -> None:
         if child.label == label:
             world.processes.go_on(child)
 
-    return Deed(harm="stop", label=label, groups=groups, do=lambda: world.processes.stop(child), heal=go_on)
+    return Deed(
+        harm="stop",
+        label=label,
+        groups=groups,
+        do=lambda: world.processes.stop(child),
+        took=lambda: is_stopped(process.pid),
+        heal=go_on,
+    )
 
 
 def _aimed(world: World, planned: Planned, role: Role, fit: list[Child]) -> Child | None:
@@ -127,76 +148,46 @@ def _aimed(world: World, planned: Planned, role: Role, fit: list[Child]) -> Chil
 
 def _to_server(world: World, planned: Planned) -> Deed | None:
     fleet, keys = world.fleet, Keys()
-    alone = fleet.kind == "standalone"
-    group = GROUPS[int(planned.pick * len(GROUPS))]
-    name = fleet.holder_of(keys.group(group).state)
+    key = keys.group(GROUPS[int(planned.pick * len(GROUPS))]).state
+    name = fleet.holder_of(key)
     groups: tuple[str, ...] = ()
     if fleet.kind == "cluster":
         groups = tuple(each for each in GROUPS if fleet.holder_of(keys.group(each).state) == name)
-
-    def ask(*command: str | float) -> Callable[[], None]:
-        return lambda: _ask(fleet, name, *command)
-
-    def nothing() -> None:
-        pass
-
-    def start() -> None:
-        fleet.start_one(name)
-
-    ms = int(planned.lasts_s * 1000)
-    # A server that is away may be replaced by another, which may know less.
-    gone = "{}" if alone else "failover"
-    deeds: dict[str, tuple[str, Callable[[], object], Callable[[], object]]] = {
-        "kill-server": (gone.format("kill"), lambda: fleet.kill(name), start),
-        "stop-server": (gone.format("stop"), lambda: fleet.pause(name), lambda: fleet.go_on(name)),
-        "sleep": ("sleep", _behind(ask("DEBUG", "SLEEP", planned.lasts_s)), nothing),
-        "drop": ("drop", ask("CLIENT", "KILL", "TYPE", "normal"), nothing),
-        # Sentinels and peers ask on, so that they do not take it for dead.
-        "pause": ("pause", ask("CLIENT", "PAUSE", ms, "ALL" if alone else "WRITE"), nothing),
-        "forget": ("forget", ask("SCRIPT", "FLUSH"), nothing),
-        "full": ("full", ask("CONFIG", "SET", "maxmemory", 1), ask("CONFIG", "SET", "maxmemory", 0)),
-        "flush": ("flush", ask("FLUSHALL"), nothing),
-        "wipe": ("wipe", lambda: _wipe(fleet, name), start),
-    }
-    if world.clock:
-        clock, step = world.clock, HOUR_S if planned.amount > 0 else -HOUR_S
-        deeds["clock"] = ("clock", lambda: clock.move(step), lambda: clock.move(0))
-    harm, do, heal = deeds[planned.kind]
-    detail = f"{planned.kind} of {name}" + (", back" if harm == "clock" and planned.amount < 0 else "")
-    return Deed(harm=harm, label=name, groups=groups, detail=detail, do=do, heal=heal)
-
-
-def _behind(do: Callable[[], None]) -> Callable[[], None]:
-    """On a thread: the server answers when it is over."""
-    return lambda: threading.Thread(target=do, daemon=True, name="torture-deed").start()
-
-
-def _ask(fleet: Fleet, name: str, *command: str | float) -> None:
-    with fleet.client(name) as client:
-        try:
-            client.execute_command(*command)
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
-            pass  # our own connection is one of those that it is done to; if it was not done, no harm
-
-
-def _wipe(fleet: Fleet, name: str) -> None:
-    _ask(fleet, name, "FLUSHALL")
-    fleet.kill(name)
+    act = Victim(fleet, name, key).acts(planned, world.clock)[planned.kind]
+    detail = f"{planned.kind} of {name}" + (", back" if act.harm == "clock" and planned.amount < 0 else "")
+    return Deed(
+        harm=act.harm, label=name, groups=groups, detail=detail, do=act.do, took=act.took, heal=act.heal, late=act.late
+    )
 
 
 def _to_link(world: World, planned: Planned) -> Deed | None:
     proxy = world.proxy
     if proxy is None:
         return None
-    do: dict[str, Callable[[], object]] = {
-        "cut": proxy.cut,
-        "stall": proxy.stall,
-        "delay": lambda: proxy.delay(planned.amount),
-        "half-open": proxy.half_open,
-        "lose": lambda: proxy.lose_reply_to(_MARKER),
-        "repeat": lambda: proxy.repeat_request_to(_MARKER),
+    lost, repeated = proxy.lost_replies, proxy.repeated_requests
+    deeds: dict[str, tuple[Callable[[], object], Callable[[], bool]]] = {
+        "cut": (proxy.cut, lambda: _answer_s(proxy) is None),
+        "stall": (proxy.stall, lambda: _answer_s(proxy) == math.inf),
+        "delay": (lambda: proxy.delay(planned.amount), lambda: (_answer_s(proxy) or 0.0) >= planned.amount),
+        "half-open": (proxy.half_open, lambda: _answer_s(proxy) == math.inf),
+        "lose": (lambda: proxy.lose_reply_to(_MARKER), lambda: proxy.lost_replies > lost),
+        "repeat": (lambda: proxy.repeat_request_to(_MARKER), lambda: proxy.repeated_requests > repeated),
     }
-    return Deed(harm=planned.kind, do=do[planned.kind], heal=proxy.heal)
+    do, took = deeds[planned.kind]
+    return Deed(harm=planned.kind, do=do, took=took, heal=proxy.heal, late=planned.kind in {"lose", "repeat"})
+
+
+def _answer_s(proxy: Proxy) -> float | None:
+    """How long a server takes to answer through the proxy: inf for none in time, None for a closed connection."""
+    began = time.monotonic()
+    try:
+        with socket.create_connection(("127.0.0.1", proxy.port), _ANSWER_S) as connection:
+            connection.sendall(b"PING\r\n")
+            return time.monotonic() - began if connection.recv(64) else None
+    except TimeoutError:
+        return math.inf
+    except OSError:
+        return None
 
 
 def _to_disk(world: World, planned: Planned) -> Deed | None:
@@ -204,15 +195,20 @@ def _to_disk(world: World, planned: Planned) -> Deed | None:
     filler = world.disks[node] / "filler"
 
     def fill() -> None:
+        while not full():
+            pass
+
+    def full() -> bool:
         file = os.open(filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         try:
-            while os.write(file, b"\0" * 4096):
-                pass
+            os.write(file, b"\0" * 4096)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
+            return True
         finally:
             os.close(file)
+        return False
 
     return Deed(
         harm="disk",
@@ -220,6 +216,7 @@ def _to_disk(world: World, planned: Planned) -> Deed | None:
         groups=served_by(node),
         detail=f"full disk of node {node}",
         do=fill,
+        took=full,
         heal=lambda: filler.unlink(missing_ok=True),
     )
 
@@ -243,7 +240,11 @@ def _to_backend(world: World, planned: Planned) -> Deed | None:
 
     detail = f"backend of {group} on node {node}"
     label = _agent_label(world, node)
-    return Deed(harm=planned.kind, label=label, groups=(group,), detail=detail, do=turn, heal=heal)
+
+    def met() -> bool:
+        return met_file(file).exists() and met_file(file).read_text() == str(planned.id)
+
+    return Deed(harm=planned.kind, label=label, groups=(group,), detail=detail, do=turn, took=met, heal=heal, late=True)
 
 
 def _agent_label(world: World, node: str) -> str:

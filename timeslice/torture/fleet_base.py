@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from timeslice.embedded import EmbeddedServer
 from timeslice.errors import RedisUnreachableError
@@ -111,12 +113,13 @@ class Fleet(ABC):
         os.kill(self.servers[name].pid, signal.SIGCONT)
         self._paused.discard(name)
 
-    def client(self, name: str) -> redis.Redis:
-        """One server by its socket, whatever the topology. The caller closes it."""
+    def client(self, name: str, *, timeout_s: float = ASK_S) -> redis.Redis:
+        """One server by its socket, whatever the topology. It asks once. The caller closes it."""
         return redis.Redis(
             unix_socket_path=str(self.servers[name].socket),
             password=self.options.password or None,
-            socket_timeout=ASK_S,
+            socket_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
 

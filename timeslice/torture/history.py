@@ -108,8 +108,8 @@ class Born(_Line):
 class Died(_Line):
     """A process that the run started has ended, at this time or a moment earlier. ``code`` as subprocess gives it.
 
-    ``meant``: the run killed it, or its work was done. A job that touches its device memory after it was moved away
-    dies of SIGBUS (-7), which is right. Any other end is a fault of the product.
+    ``meant``: the run killed it, or its work was done. A job that touches its device memory after its lease is over and
+    it was moved away dies of SIGBUS (-7), which is right. Any other end is a fault of the product.
     """
 
     kind: Literal["died"] = "died"
@@ -134,6 +134,13 @@ class Fault(_Line):
     label: str = ""  # the process it was done to, if it was one
     groups: tuple[str, ...] = ()
     detail: str = ""
+
+
+class Took(_Line):
+    """That fault came about: its effect was read back. One without this line was tried, and excuses, but counts not."""
+
+    kind: Literal["took"] = "took"
+    id: int
 
 
 class Healed(_Line):
@@ -178,6 +185,7 @@ Line = Annotated[
     | Born
     | Died
     | Fault
+    | Took
     | Healed
     | Told
     | Calm

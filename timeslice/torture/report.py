@@ -12,7 +12,7 @@ from rich.table import Table
 
 from timeslice.errors import UsageError
 from timeslice.torture.checker import Report, Terms, check
-from timeslice.torture.history import Born, Ended, Fault, Line, Told, TornLineError, read
+from timeslice.torture.history import Born, Ended, Fault, Line, Told, Took, TornLineError, read
 from timeslice.torture.stage import LEASES_S
 
 HISTORY, FACTS = "history.jsonl", "run.json"
@@ -125,8 +125,9 @@ def document(judged: Judged, facts: Mapping[str, Any], history: Path | None) -> 
 
 def _by_kind(lines: Sequence[Line], roles: Mapping[str, str]) -> dict[str, int]:
     kinds: Counter[str] = Counter()
+    took = {line.id for line in lines if isinstance(line, Took)}
     for line in lines:
-        if isinstance(line, Fault):
+        if isinstance(line, Fault) and line.id in took:
             process = line.harm in {"kill", "stop"} and line.label in roles
             kinds[f"{line.harm}-{roles[line.label]}" if process else line.harm] += 1
     return dict(sorted(kinds.items()))

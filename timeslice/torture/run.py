@@ -14,7 +14,7 @@ import redis
 from timeslice.errors import TimeSliceError
 from timeslice.torture.events import EventReader
 from timeslice.torture.faults import Deed, choose
-from timeslice.torture.history import Calm, Ended, Fault, Healed, Writer
+from timeslice.torture.history import Calm, Ended, Fault, Healed, Took, Writer
 from timeslice.torture.samples import Sampler
 from timeslice.torture.scene import READY_S, Scene
 from timeslice.torture.schedule import Planned, schedule
@@ -24,6 +24,7 @@ from timeslice.torture.traffic import Traffic
 CALM_S = 60.0  # who waits when the faults are over is in within this time
 AFTERWARDS_S = 4.0  # of the calm: jobs still come and go; then they ask for nothing new
 _TICK_S = 0.02
+_TAKES_S = 1.0  # a fault that shows at once shows by then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +130,12 @@ class _Run:
         deed = choose(self._scene.world, planned, now)
         if deed is None:
             return
-        self._progress.faults += 1
         self._progress.last = f"{planned.kind} {deed.label}".strip()
         said = {"harm": deed.harm, "label": deed.label, "groups": deed.groups, "detail": deed.detail}
         self._writer.write(Fault.model_validate({"who": "run", "id": planned.id, **said}))
         self._attempt(planned.kind, deed.do)
+        if not deed.late:
+            self._read_back(planned.id, deed, _TAKES_S)
         if deed.heal:
             self._pending.append((now + planned.lasts_s, planned.id, deed))
 
@@ -149,9 +151,22 @@ class _Run:
     def _heal(self, due: tuple[float, int, Deed]) -> None:
         self._pending.remove(due)
         _, number, deed = due
+        if deed.late:
+            self._read_back(number, deed, 0.0)
         if deed.heal:
             self._attempt(f"the end of {deed.harm}", deed.heal)
         self._writer.write(Healed(who="run", id=number))
+
+    def _read_back(self, number: int, deed: Deed, patience_s: float) -> None:
+        """A fault counts when its effect is seen. What can't be asked for it has not shown it."""
+        until = time.monotonic() + patience_s
+        while not _shows(deed):
+            if time.monotonic() >= until:
+                self._say(f"{deed.harm} {deed.detail or deed.label}: did not take, and does not count")
+                return
+            time.sleep(_TICK_S)
+        self._progress.faults += 1
+        self._writer.write(Took(who="run", id=number))
 
     def _heal_all(self) -> None:
         for due in list(self._pending):
@@ -183,3 +198,10 @@ class _Run:
             if child.role in found and child.process is not None:
                 found[child.role].append(child.process.pid)
         return found
+
+
+def _shows(deed: Deed) -> bool:
+    try:
+        return deed.took()
+    except (TimeSliceError, redis.exceptions.RedisError, OSError):
+        return False
