@@ -118,3 +118,19 @@ def test_what_is_refused_in_one_group_is_done_in_the_others(cli: Cli, world: Wor
     assert "is alive and serves trainers" in result.stderr
     assert cli("node", "forget", "node-2").exit_code == 6
     assert [each["node"] for each in cli.json("nodes")["nodes"]] == ["node-2"]
+
+
+def test_what_is_in_the_way_without_a_holder(cli: Cli, world: World) -> None:
+    """No coordinator moves what is on the node: that is said, times in words, and not to take groups from holders."""
+    world.serve("trainers")
+    world.serve("trainers", "node-2", ttl_ms=60_000)
+    keys = world.keys.group("trainers")
+    granted = world.acquire("trainers", "a")
+    world.driver.run(scripts.yield_(keys, "w-a", granted.token))
+    result = cli("node", "drain", NODE, "--wait", "0")
+    assert result.exit_code == 4
+    assert "no coordinator drives the swap; start one: timeslice coordinator" in result.stderr
+    assert "--revoke" not in result.stderr
+    world.driver.client.zadd(keys.nodes, {"node-2": 1})
+    result = cli("node", "drain", NODE, "--wait", "0")
+    assert "node node-2 unreachable since 1970-01-01" in result.stderr

@@ -76,3 +76,15 @@ def test_an_unknown_job_is_exit_code_3(cli: Cli, world: World) -> None:
     world.hold_lock_only("trainers", "a")
     assert cli("evict", "z").exit_code == 3
     assert cli("evict", "a", "--group", "trainer").exit_code == 3
+
+
+def test_a_job_that_only_has_processes_is_known(cli: Cli, world: World) -> None:
+    """As `timeslice jobs` shows it: there is nothing to do, which is no error."""
+    world.serve("trainers")
+    world.driver.run(scripts.register(world.keys.group("trainers"), "a", "node-1", 77, "{}"))
+    result = cli("evict", "a")
+    assert result.exit_code == 0
+    assert "job a has nothing on the device of trainers" in result.stderr
+    gone = cli("evict", "b")
+    assert gone.exit_code == 3
+    assert "it has ended and left nothing, or is misspelt" in gone.stderr

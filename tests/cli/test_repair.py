@@ -98,6 +98,7 @@ def test_a_job_of_unknown_state_is_named_with_its_processes(cli: Cli, world: Wor
     """F05: end them; its record is not dropped by a guess."""
     world.serve("trainers")
     keys = world.keys.group("trainers")
+    world.driver.run(scripts.own(keys, "c1"))
     world.driver.run(scripts.register(keys, "a", NODE, 77, "{}"))
     world.driver.run(scripts.report(keys, NODE, world.driver.view(keys).counter, [Observed("a", "faulted", 0, 5)]))
     (line,) = left(cli, "--dry-run")
@@ -132,3 +133,16 @@ def test_a_group_nobody_serves_and_one_that_is_paused(cli: Cli, world: World) ->
     agent, paused = left(cli, "--dry-run")
     assert "no agent serves it. Next: start one: timeslice agent --group trainers" in agent
     assert "timeslice resume trainers" in paused
+
+
+def test_no_coordinator_is_named_where_one_is_needed(cli: Cli, world: World) -> None:
+    """Somebody's state is on the device, so the next one can't get in. An empty group lets one in as it is."""
+    world.serve("trainers")
+    assert cli("repair", "trainers", "--dry-run").exit_code == 0
+    granted = world.acquire("trainers", "a")
+    keys = world.keys.group("trainers")
+    world.driver.run(scripts.yield_(keys, "w-a", granted.token))
+    (line,) = left(cli)
+    assert line == "no coordinator drives its swaps. Next: start one: timeslice coordinator"
+    world.driver.run(scripts.own(keys, "c1"))
+    assert cli("repair", "trainers", "--dry-run").exit_code == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
+
 from tests.cli.conftest import NODE, Cli, World, eventually
 from tests.cli.operated import SIZE, StartJob
 from tests.cli.stack import Up, cli, ready, shown
@@ -133,7 +135,7 @@ def test_a_reason_can_t_steer_the_holder_s_terminal(cli: Cli, world: World) -> N
     )
     eventually(lambda: world.driver.view(world.keys.group("licences")).holder)
     state = world.driver.view(world.keys.group("licences")).state
-    long = "\x1b]0;owned\x07\rred\x1b[31m\nerror: all is lost" + "x" * 70_000
+    long = "\x1b]0;owned\x07\rred\x1b[31m\nerror: all is lost" + "x" * 5000
     assert cli("revoke", "licences", "--reason", long).exit_code == 2
     call = scripts.revoke(world.keys.group("licences"), "a", state["lease_id"], int(state["token"]), "eve\x1b[2J", long)
     world.driver.run(call)
@@ -143,3 +145,34 @@ def test_a_reason_can_t_steer_the_holder_s_terminal(cli: Cli, world: World) -> N
     assert "error: all is lost" in line
     assert line.endswith("more characters))")
     assert len(err) < 2000
+
+
+def test_without_a_coordinator_it_says_to_start_one(cli: Cli, world: World) -> None:
+    """Nothing goes on by itself then, and nobody has to be killed."""
+    world.serve("trainers")
+    world.acquire("trainers", "a")
+    result = cli("revoke", "trainers", "--wait", "0.3")
+    assert result.exit_code == 4
+    assert "Start one: timeslice coordinator" in result.stderr
+    assert "end its processes" not in result.stderr
+
+
+@pytest.mark.parametrize("order", [("revoke", "trainers"), ("evict", "a")])
+def test_an_interrupt_says_that_the_order_stands(cli: Cli, world: World, order: tuple[str, ...]) -> None:
+    """Ctrl-C while it waits is no failure of the move: exit code 130."""
+    world.serve("trainers")
+    keys = world.keys.group("trainers")
+    world.driver.run(scripts.own(keys, "c1"))
+    granted = world.acquire("trainers", "a")
+    if order[0] == "evict":
+        world.driver.run(scripts.yield_(keys, "w-a", granted.token))
+    process = cli.start(*order)
+    assert process.stderr is not None
+    while "moving, not planned yet" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    told = process.stderr.read()
+    assert "interrupted: the order stands" in told
+    assert "Aborted" not in told
+    assert process.wait(20) == 130
+    assert world.driver.view(keys).state["evict"] == "a"

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import timeslice
-from timeslice.cli.checks import Finding
-from timeslice.cli.facts import Facts
+from timeslice.cli.facts import COORDINATORS, Facts
+from timeslice.cli.finding import Finding
 from timeslice.cli.output import seconds, size
-from timeslice.cli.report import for_long
+from timeslice.cli.report import for_long, frozen
 from timeslice.cli.session import parse_json
 from timeslice.locks.view import GroupView
 
 
 def coordinators(facts: Facts) -> list[Finding]:
     """Somebody has to drive the swaps of served groups."""
+    if COORDINATORS in facts.denied:
+        return [Finding("info", "coordinator", "not looked at: this user may not read which ones are alive")]
     alive = sorted(name for name, left in facts.coordinators.items() if left >= 0)
     served = [view.name for view in facts.views if view.mode == "served"]
     if len(alive) == 1 and served:
@@ -36,6 +38,10 @@ def coordinators(facts: Facts) -> list[Finding]:
                 f"none is alive, so nothing can be swapped in {', '.join(served)}",
                 "start one: timeslice coordinator",
             )
+        ]
+    if facts.unseen:
+        return [
+            Finding("info", "coordinator", "none runs; whether one is needed was not looked at: some groups are hidden")
         ]
     return [Finding("ok", "coordinator", "none runs, and none is needed: no group is served by agents")]
 
@@ -118,6 +124,15 @@ def group(view: GroupView) -> list[Finding]:
         )
         for member in view.members
         if member.unheld
+    ]
+    findings += [
+        Finding(
+            "warning",
+            where,
+            str(each),
+            f"what that backend is for: docs/platform-engineers.md; jobs: timeslice status {view.name}",
+        )
+        for each in frozen(view)
     ]
     findings += [
         Finding(

@@ -25,7 +25,15 @@ class Finding:
 
 def findings(view: GroupView) -> list[Finding]:
     """In the order in which to look at them. Empty: the group goes on, or has nothing to do."""
-    return [*_nodes(view), *_jobs(view), *_swap(view), *_eviction(view), *_holder(view), *_pauses(view)]
+    return [
+        *_nodes(view),
+        *_coordinator(view),
+        *_jobs(view),
+        *_swap(view),
+        *_eviction(view),
+        *_holder(view),
+        *_pauses(view),
+    ]
 
 
 def _nodes(view: GroupView) -> Iterator[Finding]:
@@ -54,11 +62,14 @@ def _jobs(view: GroupView) -> Iterator[Finding]:
         yield Finding(f"the device state of job {job.job} is unknown", f"end its processes ({where})")
 
 
+def _coordinator(view: GroupView) -> Iterator[Finding]:
+    needed = view.swap or view.queue or view.resident or view.state.get("evict")
+    if view.mode == "served" and needed and not report.coordinator(view):
+        yield Finding(f"no coordinator drives its swap{'' if view.swap else 's'}", "start one: timeslice coordinator")
+
+
 def _swap(view: GroupView) -> Iterator[Finding]:
-    if not view.swap:
-        return
-    if not report.coordinator(view):
-        yield Finding("no coordinator drives its swap", "start one: timeslice coordinator")
+    if not view.swap or not report.coordinator(view):
         return
     hanging = [node for node in view.nodes.values() if node.swap == view.swap and node.step.startswith("begun")]
     for node in hanging:

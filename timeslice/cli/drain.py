@@ -70,7 +70,9 @@ def drain(
     for group, why in busy.items():
         note(f"{group}: {why}")
     if busy:
-        note(f"not empty yet: {stays}. Add --revoke to take groups away from their holders")
+        held = not by_force and any(view.holder for view in session.views(busy))
+        more = ". Add --revoke to take groups away from their holders" if held else ""
+        note(f"not empty yet, for what stands above: {stays}{more}")
         ctx.exit(exits.TIMED_OUT)
     note(f"node {name} is drained: nothing is on its devices, it is safe to stop its agent")
 

@@ -51,7 +51,9 @@ def evict(
     views = [session.view(group) for group in groups] or every
     concerned = [view for view in views if _knows(view, job)]
     if not concerned and not any(_knows(view, job) for view in every):
-        raise UnknownJobError(f"no group knows a job {job}; see: timeslice jobs", job=job)
+        raise UnknownJobError(
+            f"no group knows a job {job}: it has ended and left nothing, or is misspelt; see: timeslice jobs", job=job
+        )
     ordered, code, results = [], exits.DONE, []
     for view in concerned:
         call = scripts.evict(session.keys.group(view.name), job, operator(), reason, force=force, floor=view.counter)
@@ -82,4 +84,5 @@ def evict(
 
 def _knows(view: GroupView, job: str) -> bool:
     named = {member.job for member in view.members} | {waiter.job for waiter in view.queue} | set(view.jobs)
+    named |= {field.partition("/")[0] for field in view.targets}
     return job in named or job in {view.holder, view.state.get("evict")}

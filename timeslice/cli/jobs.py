@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from timeslice.cli.output import json_option, print_json, print_table, seconds, size
-from timeslice.cli.report import used_s
+from timeslice.cli.report import frozen, used_s
 from timeslice.cli.session import Session
 from timeslice.locks.view import GroupView
 
@@ -34,7 +34,7 @@ def jobs(session: Session, as_json: bool) -> None:
                 each["job"],
                 each["group"],
                 _does(each),
-                each["residency"],
+                each["residency"] + (" FROZEN" if each["frozen"] else ""),
                 size(each["device_bytes"]),
                 size(each["host_bytes"]),
                 seconds(each["usage_s"]),
@@ -58,6 +58,7 @@ def _jobs(view: GroupView) -> list[dict[str, Any]]:
     waiting = [each for each in view.queue if each.alive]
     registered = [target.partition("/")[0] for target in view.targets]
     names = {*view.jobs, *(each.job for each in waiting), *registered, *([view.holder] if view.holder else [])}
+    stopped = {each.job for each in frozen(view)}
     rows = []
     for name in names - {""}:
         stored = view.jobs.get(name)
@@ -77,6 +78,7 @@ def _jobs(view: GroupView) -> list[dict[str, Any]]:
                 "host_bytes": sum(member.host_bytes for member in places),
                 "usage_s": used_s(view, name),
                 "unheld": any(member.unheld for member in places),
+                "frozen": name in stopped,
                 "nodes": sorted(member.node for member in places),
                 "processes": registered.count(name),
             }

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from timeslice.cli.exits import exit_code
+from timeslice.cli.exits import INTERRUPTED, exit_code
 from timeslice.cli.session import Session
 from timeslice.errors import TimeSliceError, printable
 
@@ -59,6 +59,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            ctx.exit(INTERRUPTED)
         except TimeSliceError as error:
             click.echo(f"error: {printable(str(error))}", err=True)
             ctx.exit(exit_code(error))

@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from timeslice.cli import exits
+from timeslice.cli import exits, report
 from timeslice.cli.output import note
-from timeslice.cli.report import moving
 
 if TYPE_CHECKING:
     from timeslice.cli.session import Session
@@ -60,6 +59,17 @@ def judge(view: GroupView, job: str) -> Outcome:
 
 def wait_for(session: Session, group: str, job: str, seconds: float) -> Outcome:
     """Look until it is decided, at most for ``seconds``, and tell what it waits for."""
+    try:
+        return _wait_for(session, group, job, seconds)
+    except KeyboardInterrupt:
+        note(
+            f"interrupted: the order stands, and job {job} is moved off the device of {group} without this command; "
+            f"see: timeslice status {group}"
+        )
+        raise
+
+
+def _wait_for(session: Session, group: str, job: str, seconds: float) -> Outcome:
     until, told = time.monotonic() + seconds, ""
     while True:
         found = judge(session.view(group), job)
@@ -74,11 +84,13 @@ def wait_for(session: Session, group: str, job: str, seconds: float) -> Outcome:
 def what_next(view: GroupView, outcome: Outcome) -> str:
     """What an operator can do about it, or ''."""
     if outcome.state == "out":
-        return ""
+        return "; ".join(str(each) for each in report.frozen(view) if each.job == outcome.job)
     where = processes(view, outcome.job)
     named = f" ({where})" if where else ""
     if outcome.state == "failed":
         return f"End its processes{named}, or see what its nodes say: timeslice nodes"
+    if not report.coordinator(view):
+        return "No coordinator is there to carry it out. Start one: timeslice coordinator; then it goes on by itself"
     return (
         f"It goes on by itself; see: timeslice status {outcome.group}. The last resort is to end its processes{named}"
     )
@@ -93,4 +105,4 @@ def processes(view: GroupView, job: str) -> str:
 def _progress(view: GroupView) -> str:
     """The swap without its age, so that it is told once a step."""
     step = view.state.get("swap_step", "")
-    return f"moving, {'not planned yet' if step == 'new' else step}" if moving(view) else ""
+    return f"moving, {'not planned yet' if step == 'new' else step}" if report.moving(view) else ""

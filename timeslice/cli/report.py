@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -52,6 +53,48 @@ def for_long(view: GroupView) -> str:
     """The same for people, to stand behind the phase."""
     since = since_s(view)
     return "" if since is None else f" for {seconds(since)}"
+
+
+def why(view: GroupView) -> str:
+    """Why the group is in this phase; else what will stop it at the next swap. Or ''."""
+    if view.reason or view.mode != "served" or view.phase not in {"idle", "held"}:
+        return view.reason
+    away = [node for node in view.nodes.values() if not node.alive]
+    found = ", ".join(f"node {node.node} unreachable for {seconds(node.heartbeat_age_s)}" for node in away)
+    return f"{found}; the next swap waits for it" if found else ""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Processes of a job on a node that the backend ``process`` stopped, and for which nobody asks."""
+
+    job: str
+    node: str
+    pids: tuple[int, ...]
+
+    def __str__(self) -> str:
+        pids = " ".join(map(str, self.pids)) or "PID..."
+        return (
+            f"job {self.job} is frozen by the backend process on {self.node}, and nothing of it asks for the group: a "
+            "process that held it can't learn that it lost it, nor ask again. Once nobody else is on the device let it "
+            f"run on, there, with: kill -CONT {pids}; or end it"
+        )
+
+
+def frozen(view: GroupView) -> list[Frozen]:
+    """Jobs that stand still until somebody does something. Who waits is brought back by its turn."""
+    asking = {waiter.job for waiter in view.queue if waiter.alive} | {view.holder, view.state.get("swap_job", "")}
+    return [
+        Frozen(member.job, member.node, _pids(view, member.job, member.node))
+        for member in view.members
+        if member.backend == "process" and member.state == "suspended" and member.job not in asking
+    ]
+
+
+def _pids(view: GroupView, job: str, node: str) -> tuple[int, ...]:
+    start = f"{job}/{node}/"
+    found = (field.removeprefix(start) for field in view.targets if field.startswith(start))
+    return tuple(sorted(int(pid) for pid in found if pid.isdecimal()))
 
 
 def plan_of(view: GroupView) -> Plan | None:
@@ -184,7 +227,7 @@ def group_document(view: GroupView, *, emulated: bool) -> dict[str, Any]:
         "mode": view.mode or "undeclared",
         "emulated": emulated,
         "phase": view.phase,
-        "reason": view.reason,
+        "reason": why(view),
         "since_s": since_s(view),
         "paused": bool(view.state.get("paused") or view.state.get("drains")),
         "holder": holder(view),
@@ -202,6 +245,7 @@ def group_document(view: GroupView, *, emulated: bool) -> dict[str, Any]:
             }
             for job in sorted(view.jobs.values(), key=lambda each: each.job)
         ],
+        "frozen": [{"job": each.job, "node": each.node, "pids": list(each.pids)} for each in frozen(view)],
         "nodes": [node_document(view, node) for node in view.nodes.values()],
         "coordinator": coordinator(view),
     }

@@ -40,7 +40,7 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
                     len(view.queue),
                     ", ".join(view.resident),
                     f"{_nodes(view)}{', emulated' if view.name in emulated else ''}",
-                    report.moving(view) if view.phase == "swapping" else view.reason,
+                    report.moving(view) if view.phase == "swapping" else report.why(view),
                 )
                 for view in views
             ],
@@ -68,8 +68,8 @@ def _print_group(view: GroupView, *, emulated: bool) -> None:
     }
     if emulated:
         fields["devices"] = "emulated"
-    if view.reason:
-        fields["why"] = view.reason
+    if why := report.why(view):
+        fields["why"] = why
     if held:
         phase = f", phase {held['job_phase']}" if held["job_phase"] else ""
         confirmed = "" if held["confirmed"] else ", not confirmed yet"
@@ -82,6 +82,8 @@ def _print_group(view: GroupView, *, emulated: bool) -> None:
     if view.mode == "served":
         fields["resident"] = ", ".join(view.resident) or "nobody"
         fields["driven by"] = report.coordinator(view) or "no coordinator"
+    if stopped := report.frozen(view):
+        fields["frozen"] = "; ".join(map(str, stopped))
     print_fields(fields)
     _print_queue(view, heading=True)
     if view.jobs:
@@ -136,7 +138,7 @@ def queue(session: Session, group: str, as_json: bool) -> None:
         phase = f" ({held['job_phase']})" if held["job_phase"] else ""
         note(f"job {held['job']} holds {group} for {seconds(held['held_s'])}{phase}")
     else:
-        why = f": {view.reason}" if view.reason else ""
+        why = f": {why}" if (why := report.why(view)) else ""
         note(f"{group} is {view.phase}{report.for_long(view)}{why}")
     if moving := report.moving(view):
         note(moving)
