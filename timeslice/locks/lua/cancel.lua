@@ -8,7 +8,7 @@ Events WaiterCancelled, and what advance and reap emit
 local waiter, who = ARGV[2], ARGV[3]
 local operator = who ~= 'client'
 
-begin(true)
+begin(true, FIELD_MAX)
 if operator and S.lease_id == waiter and S.confirmed == '1' then
   return { 'holds' }
 end

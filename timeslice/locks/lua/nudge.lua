@@ -6,7 +6,7 @@ Reply ok | unknown (it waits no longer)
 -- @include group
 local key = grant_prefix .. ARGV[2]
 
-begin(true)
+begin(true, FIELD_MAX)
 if not redis.call('ZSCORE', queue_key, ARGV[2]) then
   return { 'unknown' }
 end

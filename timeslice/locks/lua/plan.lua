@@ -5,7 +5,7 @@ Reply ok plan step | stale counter
 Events SwapPlanned
 --]]
 -- @include group
-begin(true)
+begin(true, BODY_MAX)
 if not is_swap(ARGV[2], ARGV[3]) then
   return { 'stale', S.counter }
 end

@@ -6,7 +6,7 @@ Reply ok | not_served | refused why
 -- @include group
 local field = ARGV[2] .. '/' .. ARGV[3] .. '/' .. ARGV[4]
 
-begin()
+begin(false, BODY_MAX)
 if not redis.call('ZSCORE', nodes_key, ARGV[3]) then
   return { 'not_served' }
 end

@@ -8,7 +8,7 @@ Events LeaseReinstalled, LeaseReclaimed, and what advance and reap emit
 -- @include group waiters residency lease advance
 local lease, token, job, lease_ms = ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[8])
 
-begin(true)
+begin(true, FIELD_MAX)
 check_number('token', token)
 -- S.token is that of the last grant this server remembers: less than ours means that it forgot ours. What it takes for
 -- the lease then is older, and had ended before ours was granted; only a swap that is newer than ours speaks against us,

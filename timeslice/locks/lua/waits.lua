@@ -8,7 +8,7 @@ Reply ok | not_holder
 local lease, entry, waits = ARGV[2], ARGV[3], ARGV[4] == '1'
 local MOST = 16 -- waits of one holder; the oldest is dropped
 
-begin(true)
+begin(true, FIELD_MAX)
 if S.lease_id ~= lease then
   return { 'not_holder' }
 end

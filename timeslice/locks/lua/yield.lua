@@ -8,7 +8,7 @@ Events LeaseYielded, and what advance and reap emit
 -- @include group waiters residency lease advance
 local lease, token = ARGV[2], ARGV[3]
 
-begin(true)
+begin(true, FIELD_MAX)
 local number = token == '' and 0 or check_number('token', tonumber(token))
 -- As for a renewal: less than our token means that the server forgot our grant. Then the lease stood until now.
 local forgotten = S.token < number and S.swap_id < number and S.fence <= number and not has_ended(lease)

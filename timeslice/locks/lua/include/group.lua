@@ -19,7 +19,8 @@ local ENDED_KEEP_MS = 120000
 local GRANT_KEEP_S = 120
 local UNDECLARED_KEEP_S = 600
 local AHEAD_MS = 366 * 86400000 -- of the clock, which may have been wrong when a number was drawn
-local FIELD_MAX, RECORD_MAX, TARGETS_MAX = 256, 8192, 10000 -- of registrations, in bytes and entries
+local FIELD_MAX, RECORD_MAX, BODY_MAX = 256, 8192, 262144 -- bytes of a field or name, of a text or record, of a plan
+local TARGETS_MAX = 10000 -- registrations
 local EVENTS_KEPT, INBOX_KEPT, ENDED_KEPT = 2000, 64, 10000
 
 local S = {} -- the state as read, then as changed
@@ -210,7 +211,14 @@ local function check_number(what, number)
 end
 
 -- Reads the state. `frees` marks a script that must run even when the server is full: its first write deletes.
-local function begin(frees)
+-- `longest`: bytes that an argument may have. What is stored is handed out again at every look, to everybody.
+local function begin(frees, longest)
+  longest = longest or RECORD_MAX
+  for i = 1, #ARGV do
+    if #ARGV[i] > longest then
+      error(redis.error_reply('ERR argument ' .. i .. ' has ' .. #ARGV[i] .. ' bytes; at most ' .. longest .. ' are taken'))
+    end
+  end
   local time = redis.call('TIME')
   now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
   floor = tonumber(ARGV[1])
