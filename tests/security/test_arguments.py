@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ def refused(lab: Lab, call: Call[Any]) -> str:
 @pytest.mark.parametrize("word", WORDS)
 def test_a_giant_request_is_refused_and_leaves_nothing(lab: Lab, word: str) -> None:
     """Asking and renewing, in any of their words; the longest honest request is taken by both."""
-    giant = replace(HONEST, lock_only=True, **{word: LONG})
+    giant = Request(**{**asdict(HONEST), "lock_only": True, word: LONG})
     assert "300000 bytes; at most 256 are taken" in refused(lab, scripts.acquire(lab.group, giant))
     assert "300000 bytes; at most 256 are taken" in refused(lab, scripts.renew(lab.group, giant, 7, mode="lock"))
     assert list(lab.redis.scan_iter(f"{lab.group.state}*")) == []
