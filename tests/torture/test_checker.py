@@ -69,9 +69,58 @@ def another_content() -> Tale:
 
 
 @good
-def touched_what_was_moved_away() -> Tale:
+def touched_what_was_moved_away_after_its_lease() -> Tale:
     tale = Tale()
+    tale.enters("a.1")
+    tale.told("LeaseReclaimed", "a-1", token="1001")
     tale.died("a.1", -7)
+    return tale
+
+
+@good
+def touched_what_was_moved_away_while_it_was_stopped() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.heals(tale.fault("stop", "a.1"))
+    tale.died("a.1", -7, meant=True)
+    return tale
+
+
+@good
+def no_room_for_the_next_because_a_backend_lied() -> Tale:
+    tale = Tale()
+    tale.heals(tale.fault("lie", "agent.1"))
+    tale.wait(2)
+    tale.enters("a.1")
+    tale.died("a.1", -7)
+    return tale
+
+
+@breaks("ends")
+def moved_away_under_an_undisturbed_holder() -> Tale:
+    tale = Tale()
+    tale.heals(tale.fault("stop", "a.1"))
+    tale.wait(4)
+    tale.fault("stop", "b.1")
+    tale.enters("a.1")
+    tale.died("a.1", -7, meant=True)
+    return tale
+
+
+@breaks("ends")
+def touched_its_device_outside_a_hold() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.leaves("a.1")
+    tale.fault("stop", "a.1")
+    tale.died("a.1", -7)
+    return tale
+
+
+@breaks("ends")
+def killed_by_nobody() -> Tale:
+    tale = Tale()
+    tale.died("a.1", -9)
     return tale
 
 
@@ -82,14 +131,59 @@ def a_coordinator_fell_over() -> Tale:
     return tale
 
 
-@good
-def lost_while_it_was_cut_off() -> Tale:
+def _lost_after(harm: str, label: str = "", *, lasts_s: float, ago_s: float) -> Tale:
     tale = Tale()
     tale.enters("a.1")
-    tale.heals(tale.fault("cut"))
-    tale.wait(4)
+    fault = tale.fault(harm, label)
+    tale.wait(lasts_s)
+    tale.heals(fault)
+    tale.wait(ago_s)
     tale.loses("a.1")
     return tale
+
+
+@good
+def lost_while_it_was_cut_off() -> Tale:
+    return _lost_after("cut", lasts_s=3, ago_s=0)
+
+
+@good
+def lost_while_it_was_stopped() -> Tale:
+    return _lost_after("stop", "a.1", lasts_s=3, ago_s=0)
+
+
+@good
+def lost_for_one_thing_after_another() -> Tale:
+    tale = _lost_after("drop", lasts_s=0, ago_s=0.5)
+    tale.lines.pop()
+    tale.heals(tale.fault("drop"))
+    tale.wait(1)
+    tale.loses("a.1")
+    return tale
+
+
+@good
+def lost_with_the_data() -> Tale:
+    return _lost_after("flush", lasts_s=0, ago_s=2)
+
+
+@breaks("leases")
+def lost_long_after_it_was_cut_off() -> Tale:
+    return _lost_after("cut", lasts_s=3, ago_s=7)
+
+
+@breaks("leases")
+def lost_although_it_was_cut_off_for_a_moment_only() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.fault("cut")
+    tale.loses("a.1")
+    return tale
+
+
+@breaks("leases")
+def lost_by_forgotten_scripts() -> Tale:
+    return _lost_after("forget", lasts_s=3, ago_s=0)
 
 
 @breaks("leases")
@@ -98,17 +192,14 @@ def lost_for_nothing() -> Tale:
     tale.fault("stop", "agent.1")
     tale.fault("stop", "b.1")
     tale.enters("a.1")
+    tale.wait(4)
     tale.loses("a.1")
     return tale
 
 
 @breaks("leases")
 def lost_by_a_clock_step() -> Tale:
-    tale = Tale()
-    tale.enters("a.1")
-    tale.fault("clock")
-    tale.loses("a.1")
-    return tale
+    return _lost_after("clock", lasts_s=3, ago_s=0)
 
 
 @good

@@ -101,6 +101,16 @@ def continued_in_time_and_still_the_holder() -> Tale:
     return tale
 
 
+@breaks("overlap")
+def continued_and_in_with_the_next_for_a_moment() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.heals(tale.fault("stop", "a.1"))
+    tale.enters("b.1")
+    tale.leaves("a.1")
+    return tale
+
+
 @good
 def moved_out_before_the_next() -> Tale:
     tale = Tale()
@@ -133,11 +143,105 @@ def runs_on_after_its_lease() -> Tale:
     return tale
 
 
+def _moved_out(*steps: str) -> Tale:
+    """The job of a body, and the next one is in."""
+    tale = Tale()
+    tale.enters("a.1")
+    tale.told("LeaseReclaimed", "a-1", token="1001")
+    tale.moves("a", *steps)
+    tale.enters("b.1")
+    return tale
+
+
+@breaks("overlap")
+def works_on_although_it_was_said_to_be_moved_out() -> Tale:
+    tale = _moved_out("prepare", "suspend")
+    tale.checks("a.1", "x", "x")
+    return tale
+
+
+@breaks("overlap")
+def leaves_by_itself_although_it_was_said_to_be_moved_out() -> Tale:
+    tale = _moved_out("prepare", "suspend")
+    tale.leaves("a.1")
+    return tale
+
+
+@good
+def writes_what_it_did_before_it_was_stopped_and_moved_out() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    stop = tale.fault("stop", "a.1")
+    tale.wait(3)
+    tale.told("LeaseReclaimed", "a-1", token="1001")
+    tale.moves("a", "prepare", "suspend")
+    tale.enters("b.1")
+    tale.heals(stop)
+    tale.checks("a.1", "x", "x")
+    tale.loses("a.1")
+    return tale
+
+
+@good
+def hears_of_its_loss_after_it_was_moved_out() -> Tale:
+    tale = _moved_out("prepare", "suspend")
+    tale.fault("cut")
+    tale.wait(4)
+    tale.loses("a.1")
+    return tale
+
+
+@breaks("overlap")
+def an_agent_is_killed_before_it_has_locked_anything() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.told("LeaseReclaimed", "a-1", token="1001")
+    tale.moves("a", "prepare begin")
+    tale.fault("kill", "agent.1")
+    tale.enters("b.1")
+    return tale
+
+
+@good
+def an_agent_is_killed_and_the_next_one_moves_out() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.told("LeaseReclaimed", "a-1", token="1001")
+    tale.moves("a", "prepare begin")
+    tale.fault("kill", "agent.1")
+    tale.moves("a", "prepare", "suspend begin")
+    tale.enters("b.1")
+    return tale
+
+
+@breaks("overlap")
+def what_an_agent_left_half_done_does_not_hide_the_next_body() -> Tale:
+    tale = Tale()
+    tale.moves("a", "prepare", "suspend begin")
+    tale.fault("kill", "agent.1")
+    tale.enters("a.1")
+    tale.enters("b.1")
+    return tale
+
+
+@breaks("overlap")
+def only_one_of_the_two_is_lock_only() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.fault("cut")
+    tale.wait(3)
+    tale.lock_only = True
+    tale.enters("b.1")
+    tale.loses("a.1")
+    return tale
+
+
 @good
 def a_lock_only_lease_ends_on_both_sides() -> Tale:
     tale = Tale(lock_only=True)
     tale.enters("a.1")
-    tale.heals(tale.fault("cut"))
+    tale.fault("cut")
+    tale.wait(3)
     tale.enters("b.1")
     tale.loses("a.1")
     return tale
@@ -255,6 +359,7 @@ def stopped_between_grant_and_entry() -> Tale:
     tale = Tale()
     tale.asks("a.1")
     fault = tale.fault("stop", "a.1")
+    tale.wait(3)
     tale.enters("b.1", token=7)
     tale.leaves("b.1")
     tale.heals(fault)
@@ -263,11 +368,25 @@ def stopped_between_grant_and_entry() -> Tale:
     return tale
 
 
+@breaks("tokens")
+def stopped_and_then_in_with_a_token_that_is_in_use() -> Tale:
+    tale = Tale()
+    tale.asks("a.1")
+    fault = tale.fault("stop", "a.1")
+    tale.enters("b.1", token=7)
+    tale.leaves("b.1")
+    tale.heals(fault)
+    tale.enters("a.1", token=7)
+    return tale
+
+
 @good
 def entered_late_for_it_waited_for_a_second_group() -> Tale:
     tale = Tale()
-    tale.heals(tale.fault("cut"))
     tale.asks("a.1")
+    fault = tale.fault("cut")
+    tale.wait(3)
+    tale.heals(fault)
     tale.enters("b.1", token=7)
     tale.leaves("b.1")
     tale.enters("a.1", token=6)

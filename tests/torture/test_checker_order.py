@@ -145,6 +145,28 @@ def what_moves_nothing_passes_without_a_reason() -> Tale:
     return tale
 
 
+@breaks("order")
+def what_moves_nothing_passes_long_after_the_reason() -> Tale:
+    tale = Tale()
+    tale.told("NodeJoined", node="n1")
+    tale.heals(tale.fault("stop", "agent.1"))
+    tale.told("WaiterQueued", "b-1")
+    tale.wait(9)
+    tale.granted("a-1", how="no-op")
+    return tale
+
+
+@breaks("order")
+def one_that_was_put_off_lets_nobody_pass_another() -> Tale:
+    tale = Tale()
+    for waiter in ("a-1", "b-1", "c-1"):
+        tale.told("WaiterQueued", waiter)
+    tale.told("SwapStarted", "a-1", swap="1")
+    tale.told("SwapDeferred", "a-1", swap="1", reason="refused")
+    tale.granted("c-1")
+    return tale
+
+
 @pytest.mark.parametrize(("write", "broken"), CASES.all, ids=name)
 def test_a_history_breaks_just_the_rules_that_it_should(write: Write, broken: set[str]) -> None:
     """No false alarm on what the design allows; what it does not is caught, by the rule that is about it alone."""

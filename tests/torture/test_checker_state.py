@@ -90,6 +90,17 @@ def a_backend_lied() -> Tale:
     return tale
 
 
+@breaks("restored")
+def a_backend_lied_long_ago() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.leaves("a.1")
+    tale.heals(tale.fault("lie"))
+    tale.moves("a", "prepare", "suspend")
+    tale.enters("a.1")
+    return tale
+
+
 @breaks("resident")
 def before_the_other_was_out() -> Tale:
     tale = Tale()
@@ -155,6 +166,26 @@ def a_holder_is_moved() -> Tale:
     tale.moves("a", "prepare", "abort")
     tale.leaves("a.1")
     tale.told("LeaseYielded", "a-1", token="1001")
+    return tale
+
+
+@breaks("touched")
+def a_holder_is_moved_whose_grant_was_never_told() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.moves("a", "prepare", "suspend", "restore", "release")
+    tale.leaves("a.1")
+    return tale
+
+
+@breaks("touched")
+def a_holder_is_moved_after_its_lease_was_put_back() -> Tale:
+    tale = Tale()
+    tale.granted("a-1")
+    tale.enters("a.1", token=tale.token)
+    tale.told("StateLost")
+    tale.told("LeaseReinstalled", "a-1", token="1001")
+    tale.moves("a", "prepare", "abort")
     return tale
 
 

@@ -164,9 +164,8 @@ class Processes:
         assert child.process is not None
         code = child.process.returncode
         finished = child.role == "job" and code == 0
-        bus = child.role == "job" and code == -signal.SIGBUS
         obeyed = child.doomed and code == -signal.SIGKILL
-        meant = child.killed or finished or bus or obeyed
+        meant = child.killed or finished or obeyed
         detail = "" if meant else self._last_words(child.label)
         self._writer.write(Died(who="run", label=child.label, code=code, meant=meant, detail=detail))
         child.process = None

@@ -29,6 +29,7 @@ from timeslice.torture.history import (
 SECOND = 1_000_000_000  # ns
 NEVER = math.inf
 READ_S = 1.5  # by then the reader of the event stream has read what the scripts told, if nothing hinders it
+BACK_S = 1.0  # to notice that the server answers again, and to connect
 
 LOSSES = frozenset({"flush", "wipe", "failover"})  # after these the server may know less than before
 
@@ -202,6 +203,16 @@ class Story:
         coordinator."""
         label = harm.fault.label
         return label in {"", who} or label not in self.born or self.born[label].role == "server"
+
+    def away(self, harm: Harm, who: str) -> tuple[float, float] | None:
+        """From when to when a process may stand still or not reach the server, for that fault; None if it can't be.
+
+        A script that was forgotten is sent again at once, a request that arrives twice is answered, and no clock step
+        keeps anybody away. Behind the others comes what it takes to notice and to connect again.
+        """
+        if harm.fault.harm in {"forget", "repeat", "clock"} or not self.hinders(harm, who):
+            return None
+        return harm.at, harm.until + BACK_S * SECOND
 
     def calm_from(self, group: str, who: str, start: float, seconds: float) -> float:
         """The first moment after ``start`` that has so many undisturbed seconds for ``who`` behind it."""
