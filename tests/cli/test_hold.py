@@ -59,12 +59,13 @@ def test_output_of_the_command_is_its_own(cli: Cli) -> None:
 
 
 def test_the_command_finds_its_job_token_and_server(cli: Cli) -> None:
-    """TIMESLICE_JOB, _FENCING_TOKEN, _URL and _PREFIX are set, so that it can use timeslice itself."""
-    names = ("JOB", "FENCING_TOKEN", "FENCING_TOKENS", "URL", "PREFIX")
+    """TIMESLICE_JOB, _FENCING_TOKEN, _URL and _PREFIX are set, so that it can use timeslice itself; and _GROUPS, by
+    which agents know it."""
+    names = ("JOB", "GROUPS", "FENCING_TOKEN", "FENCING_TOKENS", "URL", "PREFIX")
     code = f"import os; print(*(os.environ['TIMESLICE_' + name] for name in {names!r}))"
     done = run(cli, *LOCK, "--job", "a", "--", PYTHON, "-c", code)
-    job, token, tokens, url, prefix = done.stdout.split()
-    assert (job, url, prefix) == ("a", cli.url, cli.prefix)
+    job, groups, token, tokens, url, prefix = done.stdout.split()
+    assert (job, groups, url, prefix) == ("a", "licences", cli.url, cli.prefix)
     assert int(token) > 0
     assert tokens == f"licences={token}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,11 @@ from click.testing import CliRunner
 
 from tests.security.conftest import GROUP, NODE, OTHER, OTHER_NODE, SECRET, Users, load_users, printed_users
 from timeslice.cli.main import main
+from timeslice.errors import RefusedError, ServerUnsuitableError
+from timeslice.locks import scripts
+from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
+from timeslice.locks.scripts import Granted, Request
 
 DENIED = (redis.exceptions.NoPermissionError, redis.exceptions.ResponseError)
 
@@ -154,3 +159,24 @@ def test_bad_names_are_refused_before_anything_is_printed() -> None:
     result = CliRunner().invoke(main, ["acl", "--group", "a} ~*"])
     assert result.exit_code == 2
     assert result.stdout == ""
+
+
+def test_what_a_client_may_do_to_its_own_group_is_as_the_threat_model_says(users: Users) -> None:
+    """Within a group no right is apart: pausing works with a client's credentials; its settings do not."""
+    group = Keys(users.prefix).group(GROUP)
+    driver = SyncDriver(users.url("client"))
+    request = Request(waiter="w", job="a", host="n1", pid=1, start=1, lock_only=True)
+    granted = driver.run(scripts.acquire(group, request))
+    assert isinstance(granted, Granted)
+    driver.run(scripts.pause(group, True, "me"))
+    assert driver.view(group).state["paused"] == "paused by me"
+    driver.run(scripts.revoke(group, "a", "w", granted.token, "me", ""))
+    assert driver.view(group).state["lease_id"] == ""
+    driver.run(scripts.cancel(group, "w", by="me"))
+    with suppress(RefusedError):  # by the group's state, not by the server
+        driver.run(scripts.evict(group, "a", "me", ""))
+    with pytest.raises(ServerUnsuitableError, match="lacks the right"):
+        driver.run(scripts.configure(group, {"order": "priority"}))
+    with pytest.raises(ServerUnsuitableError, match="lacks the right"):
+        driver.run(scripts.pause(Keys(users.prefix).group(OTHER), True, "me"))
+    driver.close()
