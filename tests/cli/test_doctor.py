@@ -16,8 +16,8 @@ from tests.cli.conftest import NODE, Cli, World
 from tests.conftest import ServerFactory
 from timeslice.addresses import parse_url
 from timeslice.cli import checks, checks_groups
-from timeslice.cli.checks import Finding
 from timeslice.cli.facts import Facts
+from timeslice.cli.finding import Finding
 from timeslice.cli.main import main
 
 HEALTHY = Facts(

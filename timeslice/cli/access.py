@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from timeslice.addresses import parse_url
-from timeslice.cli.checks import Finding
+from timeslice.cli.finding import Finding
 from timeslice.cli.session import Session
 from timeslice.errors import ServerUnsuitableError
 from timeslice.locks.faults import is_denial

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 import timeslice
 from timeslice.addresses import Address
-from timeslice.cli.checks import Finding
 from timeslice.cli.daemons import default_state_dir
 from timeslice.cli.facts import Facts
+from timeslice.cli.finding import Finding
 from timeslice.cli.redaction import HIDDEN, Redactor
 from timeslice.cli.report import group_document
 from timeslice.cli.session import Session

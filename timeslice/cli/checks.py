@@ -1,6 +1,7 @@
 """What ``timeslice doctor`` makes of the server and of this installation. Pure; `facts` reads.
 
-Groups and daemons are looked at in `checks_groups`, what the current user may do in `access`.
+How the servers stand together is looked at in `checks_servers`, groups and daemons in `checks_groups`, what the
+current user may do in `access`.
 """
 
 from __future__ import annotations
@@ -8,26 +9,18 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from timeslice.addresses import Address, is_loopback
-from timeslice.cli.facts import SLOTS, Facts, is_whole
+from timeslice.cli.checks_servers import together
+from timeslice.cli.facts import Facts
+from timeslice.cli.finding import Finding
 from timeslice.cli.output import seconds, size
 from timeslice.locks.suitable import OLDEST, POLICY
 
 SKEW_S = 1.0
 NEARLY_FULL = 0.9
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at. ``do`` is empty when all is well; ``info`` is worth knowing and needs nothing done."""
-
-    level: Literal["ok", "info", "warning", "error"]
-    check: str
-    what: str
-    do: str = ""
 
 
 def installation() -> Finding:
@@ -76,7 +69,7 @@ def server(facts: Facts) -> list[Finding]:
         found = [_version(info), _eviction(info), *_memory(info), _persistence(info), *_replication(info)]
         named = len(facts.infos) > 1
         findings += [replace(each, what=f"{where}: {each.what}") for each in found] if named else found
-    findings += _coverage(facts)
+    findings += together(facts)
     findings += _clock(facts.skew_s)
     return findings
 
@@ -169,38 +162,11 @@ def _replication(info: Mapping[str, Any]) -> list[Finding]:
         Finding(
             "warning",
             "replication",
-            f"{replicas} replicas follow asynchronously and none is waited for: a failover may lose the last moments "
+            f"{replicas} {'replica follows' if replicas == 1 else 'replicas follow'} asynchronously and "
+            f"{'is not' if replicas == 1 else 'none is'} waited for: a failover may lose the last moments "
             "(grants, yields, places in the queue); tokens still rise and agents still keep two jobs off one device, "
             "but a lock-only group may have two holders until the first one's next renewal",
-            "set min-replicas-to-write 1 and min-replicas-max-lag 10, which bounds what a cut-off master can take",
-        )
-    ]
-
-
-def _coverage(facts: Facts) -> list[Finding]:
-    cluster = facts.cluster
-    enabled = any(int(info.get("cluster_enabled", 0)) for info in facts.infos.values())
-    if enabled and facts.address.kind != "cluster":
-        return [
-            Finding(
-                "error",
-                "cluster",
-                "this server is a node of a cluster: only groups whose slot it has can be used through it",
-                "use redis+cluster://HOST:PORT,HOST:PORT (rediss+cluster:// with TLS)",
-            )
-        ]
-    if not cluster:
-        return []
-    covered = cluster.get("cluster_slots_ok") or 0
-    if is_whole(cluster):
-        return [Finding("ok", "cluster", f"all {SLOTS} slots are served")]
-    return [
-        Finding(
-            "error",
-            "cluster",
-            f"state {cluster.get('cluster_state', 'unknown')}, {covered} of {SLOTS} slots are served: groups in the "
-            "others can't be used",
-            "run: redis-cli --cluster check HOST:PORT, then --cluster fix; see that every shard has a master",
+            "set min-replicas-to-write 1 and min-replicas-max-lag 2, which bounds what a cut-off master can take",
         )
     ]
 

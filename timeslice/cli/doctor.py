@@ -9,9 +9,9 @@ import click
 
 from timeslice.cli import bundle, checks, checks_groups
 from timeslice.cli.access import access
-from timeslice.cli.checks import Finding
 from timeslice.cli.exits import FAILED, UNREACHABLE
 from timeslice.cli.facts import Facts, gather, is_whole
+from timeslice.cli.finding import Finding
 from timeslice.cli.output import clean, json_option, note, print_json
 from timeslice.cli.session import Session
 from timeslice.errors import ServerUnsuitableError, TimeSliceError

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timeslice.addresses import Address, parse_url
+from timeslice.cli.facts_servers import ServerFacts, read_servers
 from timeslice.cli.session import Session
 from timeslice.errors import ServerUnsuitableError
 from timeslice.locks.faults import is_denial
@@ -15,6 +16,9 @@ from timeslice.locks.scripts import text
 from timeslice.locks.view import GroupView
 
 SLOTS = 16_384  # of a cluster
+COORDINATORS = "ZRANGE of the coordinators"
+_GROUPS = "SMEMBERS of the groups"
+_LOOKING = "looking at group "
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,13 @@ class Facts:
     coordinators: Mapping[str, float] = field(default_factory=dict)  # name -> seconds until its deadline
     nodes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # name -> its agent's record
     views: tuple[GroupView, ...] = ()
+    servers: ServerFacts = field(default_factory=ServerFacts)
     denied: tuple[str, ...] = ()  # commands that this user may not send
+
+    @property
+    def unseen(self) -> bool:
+        """Whether there may be groups that this user may not look at."""
+        return any(each == _GROUPS or each.startswith(_LOOKING) for each in self.denied)
 
 
 def gather(session: Session) -> Facts:
@@ -52,12 +62,14 @@ def gather(session: Session) -> Facts:
         return Facts(address, cluster=cluster, denied=tuple(denied))  # the rest would not be answered
     skew_s = read("TIME", lambda: _skew(client), None)
     now_ms = int((time.time() - (skew_s or 0.0)) * 1000)
-    deadlines = read("ZRANGE", lambda: client.zrange(session.keys.coordinators, 0, -1, withscores=True), [])
+    deadlines = read(COORDINATORS, lambda: client.zrange(session.keys.coordinators, 0, -1, withscores=True), [])
     infos = read("INFO", session.driver.infos, {})
-    groups = read("SMEMBERS of the groups", session.group_names, [])
+    groups = read(_GROUPS, session.group_names, [])
     nodes = read("SMEMBERS of the nodes", session.node_names, [])
-    records = {node: read("HGETALL of nodes", _record(session, node), {}) for node in nodes}
-    views = [read(f"looking at group {name}", _looking(session, name), None) for name in groups]
+    records = {node: read("HGETALL of nodes", _record(session, node), None) for node in nodes}
+    seen = [read(f"{_LOOKING}{name}", _looking(session, name), None) for name in groups]
+    views = tuple(view for view in seen if view is not None)
+    servers = read_servers(session, infos, [view.name for view in views])
     return Facts(
         address=address,
         infos=infos,
@@ -65,8 +77,9 @@ def gather(session: Session) -> Facts:
         skew_s=skew_s,
         now_ms=now_ms,
         coordinators={text(name): (deadline - now_ms) / 1000 for name, deadline in deadlines},
-        nodes=records,
-        views=tuple(view for view in views if view is not None),
+        nodes={node: record for node, record in records.items() if record is not None},
+        views=views,
+        servers=servers,
         denied=tuple(dict.fromkeys(denied)),
     )
 

@@ -60,5 +60,10 @@ def answers(error: BaseException) -> bool:
 
 def not_now(words: str, where: str) -> str:
     """What the server says, and what to do."""
+    return f"Redis at {where} answers, but refuses what was asked ({words}). {advice(words)}"
+
+
+def advice(words: str) -> str:
+    """What to do about an answer."""
     found = (do for pattern, do in _ADVICE.items() if re.search(pattern, words, re.IGNORECASE))
-    return f"Redis at {where} answers, but refuses what was asked ({words}). {next(found, 'Run: timeslice doctor')}"
+    return next(found, "Run: timeslice doctor")
