@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tests.conftest import ServerFactory
 from timeslice.backends.base import Backend, Context, Job, Probe
 from timeslice.errors import GroupModeError, RefusedError, ServerUnsuitableError, UsageError
 from timeslice.locks import scripts
+
+AHEAD = time.time_ns() // 1_000_000 + 10**9  # a floor that the clock does not reach for days
 
 
 async def test_a_stopped_agent_has_not_left(rig: Rig) -> None:
@@ -56,8 +59,8 @@ async def test_after_flushall_the_agent_is_back_with_members_and_floor(
             await rig.job("a", 600)
             await rig.job("b", 500)
             await rig.swap("a", into="b")
-            await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=10**15))  # a floor far ahead
-            await until(lambda: _counter_on_disk(rig, 10**15), "the floor is on disk")
+            await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=AHEAD))
+            await until(lambda: _counter_on_disk(rig, AHEAD), "the floor is on disk")
             await rig.driver.client.flushall()
 
             async def back() -> bool:
@@ -66,7 +69,7 @@ async def test_after_flushall_the_agent_is_back_with_members_and_floor(
 
             await until(back, "the members are back")
             view = await rig.view()
-            assert view.counter >= 10**15
+            assert view.counter >= AHEAD
             assert view.holder == ""
             assert isinstance(await rig.acquire("c"), scripts.Queued)
     finally:
@@ -95,13 +98,13 @@ async def test_what_the_agent_passes_on_proves_a_loss_from_the_first_beat(
     heartbeat carries it: a server that forgot all of it is told at once, and grants nobody."""
     rig = Rig(server_factory().url, prefix, tmp_path)
     try:
-        await rig.driver.run(scripts.heartbeat(rig.group, "n2", 60_000, floor=10**15))
+        await rig.driver.run(scripts.heartbeat(rig.group, "n2", 60_000, floor=AHEAD))
         async with rig.agent(ttl_s=600.0):
-            assert _counter_on_disk(rig, 10**15)
+            assert _counter_on_disk(rig, AHEAD)
             await rig.driver.client.flushall()
         async with rig.agent(ttl_s=600.0):
-            assert (await rig.view()).counter >= 10**15
-            assert [event["floor"] for event in await rig.events("StateLost")] == [str(10**15)]
+            assert (await rig.view()).counter >= AHEAD
+            assert [event["floor"] for event in await rig.events("StateLost")] == [str(AHEAD)]
     finally:
         await rig.close()
 
@@ -146,14 +149,25 @@ async def test_jobs_are_looked_at_before_the_node_joins(rig: Rig) -> None:
 async def test_a_heartbeat_carries_the_highest_number(rig: Rig) -> None:
     """An agent with nothing to tell still proves a loss: the number that the server forgot comes with each beat."""
     async with rig.agent(ttl_s=0.9):
-        await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=10**15))
-        await until(lambda: _counter_on_disk(rig, 10**15), "the floor is on disk")
+        await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=AHEAD))
+        await until(lambda: _counter_on_disk(rig, AHEAD), "the floor is on disk")
         await rig.driver.client.hset(rig.group.state, "counter", "5")
 
         async def told() -> bool:
-            return (await rig.view()).counter >= 10**15
+            return (await rig.view()).counter >= AHEAD
 
         await until(told, "the server knows the number again")
+
+
+async def test_numbers_from_the_far_future_do_not_reach_the_disk(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Something wrote one into Redis. A node that took it over would bring it back for ever."""
+    async with rig.agent(ttl_s=0.9):
+        await rig.driver.client.hset(rig.group.state, "counter", str(2**53))
+        await until(lambda: "more than a year ahead of the server's clock" in caplog.text, "the agent has seen it")
+        assert str(2**53) not in _journal(rig)
+        await rig.driver.client.hset(rig.group.state, "counter", "5")
+        granted = await rig.acquire("a")
+        await until(lambda: f'"fence":{granted.token}' in _journal(rig), "the agent serves on")
 
 
 def _journal(rig: Rig) -> str:
@@ -173,12 +187,12 @@ async def test_a_restarted_agent_knows_what_redis_lost(
         async with rig.agent(ttl_s=0.9):
             await rig.job("a", 600)
             await rig.swap("a", into="b")
-            await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=10**15))
-            await until(lambda: _counter_on_disk(rig, 10**15), "the floor is on disk")
+            await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 3000, floor=AHEAD))
+            await until(lambda: _counter_on_disk(rig, AHEAD), "the floor is on disk")
         await rig.driver.client.flushall()
         async with rig.agent():
             assert await rig.member_state("a") == "suspended"
-            assert (await rig.view()).counter >= 10**15
+            assert (await rig.view()).counter >= AHEAD
     finally:
         await rig.close()
 

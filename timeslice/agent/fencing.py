@@ -7,8 +7,11 @@ The epoch of an owner is no part of it: the group's own script compares epochs, 
 from __future__ import annotations
 
 from timeslice.agent.state import Ledger
-from timeslice.errors import StaleCommandError
+from timeslice.errors import ServerUnsuitableError, StaleCommandError
+from timeslice.locks.view import GroupView
 from timeslice.models import Command
+
+AHEAD_MS = 366 * 24 * 3_600_000  # as in locks/lua/include/group.lua
 
 
 def check(ledger: Ledger, command: Command) -> None:
@@ -20,6 +23,19 @@ def check(ledger: Ledger, command: Command) -> None:
             group=command.group,
             node=command.node,
             token=ledger.floor,
+        )
+
+
+def check_server(ledger: Ledger, view: GroupView) -> None:
+    """Raise ServerUnsuitableError for numbers that neither the server's clock nor this node explains: once on disk,
+    one near the end of all numbers would stop tokens from rising for ever."""
+    highest = max(view.counter, view.number("token"))
+    if highest > max(view.now_ms, ledger.floor) + AHEAD_MS:
+        raise ServerUnsuitableError(
+            f"group {view.name}: it counts {highest}, more than a year ahead of the server's clock ({view.now_ms} ms "
+            "since 1970); this node does not take that over, and does not serve the group. Set the clock if it is "
+            f"wrong; else stop what uses the group and run: timeslice group delete {view.name}",
+            group=view.name,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from timeslice.agent import procfs
+from timeslice.agent import fencing, procfs
 from timeslice.agent.executor import Executor
 from timeslice.agent.group import Scope
 from timeslice.agent.look import Looker
@@ -82,6 +82,7 @@ class Heartbeat:
         return await self._report(pulse, found, number, whole=whole)
 
     async def _take(self, view: GroupView) -> None:
+        fencing.check_server(self._scope.ledger, view)
         self._scope.config = view.config
         await self._scope.registry.refresh(view.targets)
 
