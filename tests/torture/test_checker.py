@@ -265,6 +265,60 @@ def nobody_waited() -> Tale:
     return tale
 
 
+@breaks("recovery")
+def faults_of_others_give_no_new_time() -> Tale:
+    tale = Tale()
+    for each in ("d", "e"):
+        tale.born(f"coordinator-{each}.1", "coordinator")
+    tale.told("OwnerChanged", owner="d")
+    tale.asks("b.1")
+    tale.heals(tale.fault("kill", "coordinator-d.1"))
+    tale.told("OwnerChanged", owner="d")
+    tale.wait(6)
+    tale.heals(tale.fault("kill", "coordinator-e.1"))  # it does not drive the group's swaps
+    tale.heals(tale.fault("stop", "a.1"))  # it neither waits nor holds
+    tale.wait(6)
+    tale.enters("b.1")
+    return tale
+
+
+@good
+def the_owner_is_killed_again() -> Tale:
+    tale = Tale()
+    tale.born("coordinator-d.1", "coordinator")
+    tale.told("OwnerChanged", owner="d")
+    tale.asks("b.1")
+    for _ in range(2):
+        tale.heals(tale.fault("kill", "coordinator-d.1"))
+        tale.wait(6)
+    tale.enters("b.1")
+    return tale
+
+
+@breaks("recovery")
+def faults_without_end_give_no_time_without_end() -> Tale:
+    tale = Tale()
+    tale.asks("b.1")
+    for _ in range(10):
+        tale.heals(tale.fault("kill", "coordinator.9"))
+        tale.wait(3)
+    tale.enters("b.1")
+    return tale
+
+
+@breaks("recovery")
+def an_entry_while_the_fault_lasted_was_no_recovery() -> Tale:
+    tale = Tale()
+    tale.asks("b.1")
+    fault = tale.fault("stop", "server.1")
+    tale.enters("a.1")
+    tale.leaves("a.1")
+    tale.heals(fault)
+    tale.wait(11)
+    tale.enters("b.1")
+    return tale
+
+
 @pytest.mark.parametrize(("write", "broken"), CASES.all, ids=name)
 def test_a_history_breaks_just_the_rules_that_it_should(write: Write, broken: set[str]) -> None:
     """No false alarm on what the design allows; what it does not is caught, by the rule that is about it alone."""
@@ -283,8 +337,25 @@ def test_the_report_counts() -> None:
     tale.told("SwapFinished", swap="1", job="b")
     report = judge(tale)
     assert (report.grants, report.swaps, report.faults, report.violations) == (20, 1, 20, [])
-    assert report.recovery_p95_s == pytest.approx(1.1)
-    assert max(report.recoveries) == pytest.approx(3.1)
+    assert report.recovery_p95_s == pytest.approx(1.3)
+    assert max(report.recoveries) == pytest.approx(3.3)
+
+
+def test_faults_that_overlap_are_one_disturbance() -> None:
+    """From the first of them to the next entry after it, without the turns of others, and only while somebody waits."""
+    tale = Tale()
+    tale.enters("a.1")
+    first = tale.fault("stop", "server.1")
+    tale.wait(2)  # nobody waits
+    tale.asks("b.1")
+    tale.wait(1)  # a is in
+    tale.leaves("a.1")
+    tale.heals(tale.fault("kill", "agent.1"))
+    tale.wait(2)
+    tale.heals(first)
+    tale.wait(1)
+    tale.enters("b.1")
+    assert judge(tale).recoveries == [pytest.approx(3.5)]
 
 
 def test_a_history_is_judged_the_same_from_disk(tmp_path: Path) -> None:

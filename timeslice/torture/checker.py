@@ -69,5 +69,5 @@ def check(lines: Iterable[Line], terms: Terms) -> Report:
         swaps=sum(event.type == "SwapFinished" for events in story.told.values() for event in events),
         faults=sum(isinstance(line, Took) for line in story.lines),
         violations=sorted(found, key=lambda violation: violation.at),
-        recoveries=[each.seconds for each in recoveries(story, terms) if each.entered],
+        recoveries=[each.seconds for each in recoveries(story, terms)],
     )

@@ -38,8 +38,8 @@ LOSSES = frozenset({"flush", "wipe", "failover"})  # after these the server may 
 class Terms:
     """What the run promised; seconds.
 
-    ``recovery_s``: after a fault somebody who waits is in within so long. ``exclusive``: a device holds one job.
-    ``slack_s``: what a runnable process on a busy machine may need to act on what it was told.
+    ``recovery_s``: where somebody waits, somebody is in within so long after a fault. ``exclusive``: a device holds one
+    job. ``slack_s``: what a runnable process on a busy machine may need to act on what it was told.
     """
 
     lease_s: float = 30.0
