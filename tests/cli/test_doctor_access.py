@@ -99,3 +99,18 @@ def test_nothing_is_written_by_the_question(cli: Cli, world: World) -> None:
     before = {key: client.dump(key) for key in client.keys(world.keys.prefix + ":*")}
     assert cli("doctor").exit_code == 1  # no coordinator
     assert {key: client.dump(key) for key in client.keys(world.keys.prefix + ":*")} == before
+
+
+def test_a_client_sees_its_groups_and_what_it_does_not_see_is_said(user: MakeUser, world: World) -> None:
+    """`status`, `queue`, `nodes` and `jobs` show what this user may read, and name the rest."""
+    world.serve("trainers")
+    cli = Cli(user("client"), world.keys.prefix)
+    for command in (["status"], ["status", "trainers"], ["queue", "trainers", "--json"], ["nodes"]):
+        shown = cli(*command)
+        assert shown.exit_code == 0, shown.output
+        assert "trainers" in shown.stdout
+        assert "not looked at: this user may not read that" in shown.stderr
+    assert json.loads(cli("status", "--json").stdout)["groups"][0]["emulated"] is None
+    assert json.loads(cli("nodes", "--json").stdout)["nodes"][0]["alive"] is True
+    for command in (["jobs"], ["groups"], ["group", "show", "trainers"], ["events", "trainers"]):
+        assert cli(*command).exit_code == 0, command

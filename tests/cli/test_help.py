@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from tests.cli.conftest import Cli, World
 from timeslice.cli.main import COMMANDS, main
@@ -108,3 +109,26 @@ def test_the_schema_page_names_every_kind_of_event_and_its_fields() -> None:
     for name, kind in KINDS.items():
         row = next(line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1])
         assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == set(kind.model_fields) - set(Event.model_fields), name
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("status --url redis://h", "timeslice --url URL status ..."),
+        ("node forget n --prefix x", "timeslice --prefix TEXT node forget ..."),
+    ],
+)
+def test_a_global_option_behind_the_command_is_sent_to_its_place(words: str, hint: str) -> None:
+    """A usage error with the right order."""
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == 2
+    assert f"Put it before the command: {hint}" in result.stderr
+
+
+def test_acl_says_what_it_did_not_use_and_how_to_give_a_password() -> None:
+    """A node means nothing to a client's user; nobody has to encode."""
+    result = CliRunner().invoke(main, ["acl", "--node", "n1", "--role", "client"])
+    assert "--node n1 was not used" in result.stderr
+    assert "TIMESLICE_USERNAME and TIMESLICE_PASSWORD" in result.stderr
+    assert "percent-encoded" in result.stderr
+    assert "not used" not in CliRunner().invoke(main, ["acl", "--node", "n1"]).stderr

@@ -56,6 +56,8 @@ def acl(
         check_name("group", name)
     for name in nodes:
         check_name("node", name)
+    if nodes and "agent" not in (roles or ROLES):
+        note(f"--node {', '.join(nodes)} was not used: only users of agents are for one node")
     users = []
     for role in roles or ROLES:
         for at in [(name,) for name in nodes] if role == "agent" and nodes else [()]:
@@ -81,7 +83,8 @@ def acl(
     note("- on a running server: paste the lines into redis-cli (then ACL SAVE, if it has an aclfile)")
     note("- or in the aclfile: write `user` for `ACL SETUSER` in each line, and restart the server or ACL LOAD")
     note("- in a cluster on every server; then switch the default user off: ACL SETUSER default off")
-    note("processes find user and password in TIMESLICE_URL=redis://USER:PASSWORD@HOST:PORT")
+    note("processes find user and password, as they are, in TIMESLICE_USERNAME and TIMESLICE_PASSWORD;")
+    note("or percent-encoded (@ is %40, / is %2F) in TIMESLICE_URL=redis://USER:PASSWORD@HOST:PORT")
 
 
 def _hashed(path: Path) -> str:

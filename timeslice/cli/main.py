@@ -37,6 +37,8 @@ COMMANDS = {
     "doctor": ("timeslice.cli.doctor", "Look for what is wrong, and say what to do about it."),
 }
 
+_GLOBAL = {"--url": "URL", "--prefix": "TEXT"}
+
 
 class Commands(click.Group):
     """Loads a command when it is needed, and turns our errors into one line and an exit code."""
@@ -61,6 +63,12 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort):
             ctx.exit(INTERRUPTED)
+        except click.NoSuchOption as error:
+            if error.option_name not in _GLOBAL or error.ctx is None:
+                raise
+            command = error.ctx.command_path.partition(" ")[2]
+            place = f"timeslice {error.option_name} {_GLOBAL[error.option_name]} {command} ..."
+            raise click.UsageError(f"{error.format_message()} Put it before the command: {place}", error.ctx) from error
         except TimeSliceError as error:
             click.echo(f"error: {printable(str(error))}", err=True)
             ctx.exit(exit_code(error))
@@ -76,7 +84,7 @@ Examples:
   timeslice hold trainers --job a -- python train.py
 \b
 Exit codes: 0 done, 1 failed, 2 usage, 3 unknown group, job or node, 4 timed out,
-5 Redis unreachable, 6 refused. `timeslice hold -- CMD` returns what CMD returned.""",
+5 Redis unreachable, 6 refused, 130 interrupted. `timeslice hold -- CMD` returns what CMD returned.""",
 )
 @click.option("--url", metavar="URL", help="Redis server. Default: TIMESLICE_URL, else what `timeslice up` left.")
 @click.option("--prefix", metavar="TEXT", help="Start of every Redis key. Default: TIMESLICE_PREFIX, else ts.")

@@ -64,10 +64,10 @@ def _health(node: dict[str, Any]) -> str:
 def _nodes(session: Session) -> dict[str, dict[str, Any]]:
     """Every node that is known by name or serves a group."""
     found: dict[str, dict[str, Any]] = {}
-    for name in session.node_names():
-        client, key = session.driver.client, session.keys.node_state(name)
-        stored = {text(k): text(v) for k, v in session.ask(lambda: client.hgetall(key)).items()}  # noqa: B023
-        found[name] = _document(name, stored)
+    names = session.if_allowed(session.node_names, "nodes that serve no group, and what agents say of themselves, were")
+    for name in names or ():
+        stored = session.if_allowed(lambda: _stored(session, name), f"what the agent of {name} says of itself was")  # noqa: B023
+        found[name] = _document(name, stored or {})
     for view in session.views():
         for node in view.nodes.values():
             document = found.setdefault(node.node, _document(node.node, {}))
@@ -85,6 +85,11 @@ def _nodes(session: Session) -> dict[str, dict[str, Any]]:
     for document in found.values():
         document["alive"] = bool(document["groups"]) and all(group["alive"] for group in document["groups"])
     return found
+
+
+def _stored(session: Session, name: str) -> dict[str, str]:
+    client, key = session.driver.client, session.keys.node_state(name)
+    return {text(field): text(value) for field, value in session.ask(lambda: client.hgetall(key)).items()}
 
 
 def _document(name: str, stored: dict[str, str]) -> dict[str, Any]:

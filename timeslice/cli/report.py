@@ -220,7 +220,7 @@ def _behind(position: int) -> str:
     return f"; {position} before it" if position else ""
 
 
-def group_document(view: GroupView, *, emulated: bool) -> dict[str, Any]:
+def group_document(view: GroupView, *, emulated: bool | None) -> dict[str, Any]:
     """Everything about a group: the schema of ``status --json`` and ``queue --json``."""
     return {
         "group": view.name,

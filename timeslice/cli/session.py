@@ -84,6 +84,18 @@ class Session:
         """Send a plain read; its errors become ours."""
         return self.driver.retry(attempt)
 
+    def if_allowed(self, attempt: Callable[[], T], what: str) -> T | None:
+        """What a read gives; None, with a word about ``what``, where this user may not know."""
+        from timeslice.locks.faults import is_denial
+
+        try:
+            return attempt()
+        except ServerUnsuitableError as error:
+            if not is_denial(error):
+                raise
+        click.echo(f"note: {what} not looked at: this user may not read that; a viewer may (timeslice acl)", err=True)
+        return None
+
     def group_names(self) -> list[str]:
         """All groups. A name that is none, put there by something else, is left out with a word about it."""
         return self._names(self.keys.groups, "group")
@@ -92,8 +104,11 @@ class Session:
         """All nodes."""
         return self._names(self.keys.nodes, "node")
 
-    def emulated(self) -> set[str]:
-        """Groups of which some node's agent says that its device is an emulated one."""
+    def emulated(self) -> set[str] | None:
+        """Groups of which some node's agent says that its device is an emulated one; None if this user may not know."""
+        return self.if_allowed(self._emulated, "which devices are emulated was")
+
+    def _emulated(self) -> set[str]:
         from timeslice.locks.scripts import text
 
         client, found = self.driver.client, set[str]()

@@ -25,9 +25,10 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
     views = session.views() if group is None else [session.view(group)]
     emulated = session.emulated()
     if as_json:
-        print_json({"groups": [report.group_document(view, emulated=view.name in emulated) for view in views]})
+        documents = [report.group_document(view, emulated=_is_in(emulated, view.name)) for view in views]
+        print_json({"groups": documents})
     elif group is not None:
-        _print_group(views[0], emulated=group in emulated)
+        _print_group(views[0], emulated=bool(_is_in(emulated, group)))
     else:
         print_table(
             ("group", "phase", "since", "holder", "waiting", "resident", "nodes", "why"),
@@ -39,13 +40,17 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
                     _with_phase(view.holder, view.state.get("label", "")) if view.holder else "",
                     len(view.queue),
                     ", ".join(view.resident),
-                    f"{_nodes(view)}{', emulated' if view.name in emulated else ''}",
+                    f"{_nodes(view)}{', emulated' if _is_in(emulated, view.name) else ''}",
                     report.moving(view) if view.phase == "swapping" else report.why(view),
                 )
                 for view in views
             ],
             empty="no groups yet: a group comes into being when an agent serves it or a job holds it",
         )
+
+
+def _is_in(emulated: set[str] | None, group: str) -> bool | None:
+    return None if emulated is None else group in emulated
 
 
 def _with_phase(job: str, phase: str) -> str:
@@ -132,7 +137,7 @@ def queue(session: Session, group: str, as_json: bool) -> None:
     """Show who waits for GROUP, in service order, and why each waits."""
     view = session.view(group)
     if as_json:
-        print_json(report.group_document(view, emulated=group in session.emulated()))
+        print_json(report.group_document(view, emulated=_is_in(session.emulated(), group)))
         return
     if held := report.holder(view):
         phase = f" ({held['job_phase']})" if held["job_phase"] else ""
