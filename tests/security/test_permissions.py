@@ -50,6 +50,9 @@ DRIVER = {
     "operator": {*CONNECT, *SCRIPTS, "info"},
 }
 
+# Of no role: with it passwords can be read. `doctor` uses it where a user has it anyway.
+OPTIONAL = {"config_get"}
+
 
 def test_every_verb_is_somebodys() -> None:
     """A new script shows up here, and with it the commands that its callers need."""
@@ -61,4 +64,4 @@ def test_the_table_has_what_the_sources_send_and_nothing_more(role: str) -> None
     """A command that a script or a module begins or ceases to send must be entered or taken out."""
     allowed = {command for rule in ROLES[role] for command in rule.commands.split()}
     verbs = set[str]().union(*(commands_of_verb(verb) for verb in CALLS[role]))
-    assert allowed == verbs | plain_commands(*SENDS[role]) | DRIVER[role]
+    assert allowed == verbs | (plain_commands(*SENDS[role]) - OPTIONAL) | DRIVER[role]
