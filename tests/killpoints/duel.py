@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from timeslice.arena import Device
 from timeslice.embedded import EmbeddedServer
@@ -17,7 +17,7 @@ from timeslice.locks.keys import Keys
 from timeslice.torture.backend import Knob, knob_file
 from timeslice.torture.checker import Report, Terms, check
 from timeslice.torture.events import EventReader
-from timeslice.torture.history import Checked, Entered, Fault, Healed, Line, Writer, read
+from timeslice.torture.history import Checked, Entered, Fault, Healed, Line, Moved, Writer, read
 from timeslice.torture.processes import Child, Processes, Role
 from timeslice.torture.stage import CONFIG, LEASES_S, LOCK_GROUP
 
@@ -27,6 +27,7 @@ AGENT_TTL_S, OWNER_LEASE_MS, WAITER_TTL_S = 1.5, 700, 3.0
 DEADLINE_S = 40.0
 _WRITTEN_NS = 300_000_000  # a line that is older is on disk
 _TICK_S = 0.01
+_SLOW_S = 0.8  # of a step: the agent gives signs of life within
 
 
 class Duel:
@@ -60,27 +61,45 @@ class Duel:
         stack.callback(events.close)
 
     def kill_at(
-        self, who: str, point: str, when: str, *, lie: bool = False, newcomer: bool = False, lock_group: str = ""
+        self,
+        who: str,
+        point: str,
+        when: str,
+        *,
+        harm: Literal["lie", "slow", ""] = "",
+        newcomer: bool = False,
+        lock_group: str = "",
+        later: Literal["swap", "stop", ""] = "",
     ) -> None:
         """Have a new process of that name kill itself there, and wait until it has, and the keeper replaced it.
 
-        ``lie``: the backend says meanwhile that it did what it did not do. ``newcomer``: a process of a job comes new
-        after it. ``lock_group``: a job uses it, too.
+        ``harm``: of the backend meanwhile. ``newcomer``: a process of a job comes new after it. ``lock_group``: a job
+        uses it, too. ``later``: not the first time that it comes there, but in the middle of a swap after both jobs
+        had their turns, or when it is told to stop.
         """
         self._lock_group = lock_group
-        knob = knob_file(self._work / "knobs", NODE, GROUP)
-        if lie:
-            knob.write_text(Knob(id=self._begin("lie"), harm="lie").model_dump_json())
-        self._replace(who, f"{who}:{point}:{when}:1")
+        knob, gate = knob_file(self._work / "knobs", NODE, GROUP), self._work / "gate"
+        gate.unlink(missing_ok=True)
+        self._replace(who, f"{who}:{point}:{when}:1" + (f":{gate}" if later else ""))
+        if later:
+            self.both_take_turns()
+        if harm:
+            knob.write_text(Knob(id=self._begin(harm), harm=harm, seconds=_SLOW_S).model_dump_json())
+        if later == "swap":
+            self.until(lambda: self._moves, "jobs are swapped")
+        if later:
+            gate.touch()
         if newcomer:
             self._replace(JOBS[1], "")
         child = self._children[who]
         doomed = child.process
         assert doomed is not None
+        if later == "stop":
+            doomed.terminate()
         self.until(lambda: doomed.poll() is not None, f"{who} comes to {point}")
         assert doomed.returncode == -9, f"{who} ended with {doomed.returncode} before it came to {point}"
         self._lock_group = ""
-        if lie:
+        if harm:
             knob.unlink()
             self._writer.write(Healed(who="run", id=self._faults - 1))
         self.until(lambda: child.process is not None and child.process is not doomed, f"{who} is there again")
@@ -156,6 +175,12 @@ class Duel:
         return child
 
     @property
+    def _moves(self) -> bool:
+        """Whether the agent is in the middle of a step."""
+        last = [line for line in self.lines("agent-*") if isinstance(line, Moved)][-1:]
+        return bool(last) and last[0].stage == "begin"
+
+    @property
     def _device(self) -> Path:
         return self._work / NODE / "devices" / GROUP
 
@@ -167,6 +192,7 @@ class Duel:
             "groups": [GROUP],
             "device_bytes": DEVICE_BYTES,
             "ttl_s": AGENT_TTL_S,
+            "leave": True,
             "state_dir": str(self._work / NODE / "state"),
             "knobs": str(self._work / "knobs"),
             "history": str(self._parts),

@@ -26,6 +26,7 @@ class AgentSpec(BaseModel):
     state_dir: Path
     knobs: Path
     history: Path
+    leave: bool = False  # the groups, when it is told to stop
 
 
 class CoordinatorSpec(BaseModel):
@@ -72,6 +73,7 @@ def _agent(text: str) -> None:
         emulate=dict.fromkeys(spec.groups, spec.device_bytes),
         backends=dict.fromkeys(spec.groups, ("arena",)),
         ttl_s=spec.ttl_s,
+        leave=spec.leave,
     )
     make = maker(spec.label, Writer(spec.history / f"{spec.label}.jsonl"), spec.knobs)
     run_daemon(spec.label, lambda ready, stop: run_agent(options, ready=ready, stop=stop, make_backend=make))

@@ -21,10 +21,13 @@ import redis.asyncio.connection
 import redis.connection
 
 from timeslice.agent import journal
+from timeslice.agent.state import Ledger
 from timeslice.backends.arena import ArenaBackend
 from timeslice.errors import UsageError
 from timeslice.locks import loader
 
+IN_PASSING = "ack in passing"  # in the middle of a step
+_OUTCOME = 7  # of an ack: after the command, its script, the number of keys, those, and four arguments
 STEPS = ("prepare", "suspend", "restore", "release", "abort")
 # What changes nothing, or only the connection; a consumer that reads gets the same again when it comes back.
 _READS = frozenset({
@@ -38,17 +41,19 @@ _Reached = Callable[[str, str], None]  # is told of a point, and ``before`` or `
 
 
 def arm(spec: str) -> None:
-    """``ROLE:POINT:before|after:N`` kills this process there, for the N-th time that it comes there. ``trace:FILE``
-    kills nobody and writes each point that is passed into the file, a line each. The role is for the reader."""
+    """``ROLE:POINT:before|after:N`` kills this process there, for the N-th time that it comes there. The role is for
+    the reader. With ``:FILE`` after it, times count once that file is there. ``trace:FILE`` kills nobody and writes
+    each point that is passed into the file, a line each."""
     kind, _, rest = spec.partition(":")
     if kind == "trace":
         _watch(_tracer(Path(rest)))
         return
     point, _, rest = rest.partition(":")
-    when, _, number = rest.partition(":")
+    when, _, rest = rest.partition(":")
+    number, _, gate = rest.partition(":")
     if when not in {"before", "after"} or not number.isdigit():
-        raise UsageError(f"a kill point is ROLE:POINT:before|after:N, not {spec!r}")
-    _watch(_killer(point, when, int(number)))
+        raise UsageError(f"a kill point is ROLE:POINT:before|after:N[:FILE], not {spec!r}")
+    _watch(_killer(point, when, int(number), Path(gate) if gate else None))
 
 
 def traced(file: Path) -> set[str]:
@@ -56,12 +61,12 @@ def traced(file: Path) -> set[str]:
     return set(file.read_text().splitlines()) if file.exists() else set()
 
 
-def _killer(point: str, when: str, number: int) -> _Reached:
+def _killer(point: str, when: str, number: int, gate: Path | None) -> _Reached:
     left = number
 
     def reached(here: str, now: str) -> None:
         nonlocal left
-        if (here, now) == (point, when):
+        if (here, now) == (point, when) and (gate is None or gate.exists()):
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -195,7 +200,8 @@ def _point(command: list[bytes], names: dict[str, str]) -> str:
     if verb in {"EVALSHA", "EVAL"}:
         body = command[1]
         sha = body.decode() if verb == "EVALSHA" else hashlib.sha1(body, usedforsecurity=False).hexdigest()
-        return names.get(sha, "an unknown script")
+        name = names.get(sha, "an unknown script")
+        return IN_PASSING if name == "ack" and command[int(command[2]) + _OUTCOME] == b"" else name
     key = next((word for word in command[1:] if b":" in word), b"")
     return f"{verb.lower()} {key.decode().rpartition(':')[2]}".strip()
 
@@ -212,14 +218,28 @@ def _watch_disk(reached: _Reached) -> None:
     write = journal.write_whole
 
     def write_whole(path: Path, data: bytes, **options: Any) -> None:
-        reached(f"disk {path.stem}", "before")
+        point = f"disk {_noted(path, data, **options) or path.stem}"
+        reached(point, "before")
         write(path, data, **options)
-        reached(f"disk {path.stem}", "after")
+        reached(point, "after")
 
     import_module("timeslice.agent.service")  # and with it all that writes
     for name, module in list(sys.modules.items()):
         if name.startswith("timeslice.agent.") and vars(module).get("write_whole") is write:
             vars(module)["write_whole"] = write_whole
+
+
+def _noted(path: Path, data: bytes, *, durable: bool = True) -> str:
+    """What a journal gets noted of an order: that it is begun, or how it ended; '' for anything else."""
+    if path.stem != "journal":
+        return ""
+    old = Ledger.model_validate_json(path.read_bytes()) if path.exists() else Ledger()
+    new = Ledger.model_validate_json(data)
+    if not new.records or (new.records, new.undo) == (old.records, old.undo):
+        return ""
+    if new.records[-1].answer is None:
+        return "intent"
+    return "" if durable else "result"  # only a fence that rises is durable: what else is on its way with it came late
 
 
 def _watch_backend(reached: _Reached) -> None:
