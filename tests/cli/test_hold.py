@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import NODE, TIMESLICE, Cli, World, eventually
+from timeslice.agent.proof import examine
 from timeslice.locks import scripts
+from timeslice.models import Target
 
 PYTHON = sys.executable
 LOCK = ("hold", "licences", "--lock-only")
@@ -227,3 +229,24 @@ def test_the_agents_of_the_node_learn_of_the_command(cli: Cli, world: World, mon
     assert done.returncode == 0, done.stderr
     targets = world.driver.view(world.keys.group("trainers")).targets
     assert f"a/{NODE}/{done.stdout.strip()}" in targets
+
+
+def test_agents_take_any_program_that_hold_runs_for_the_jobs(
+    cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It need not know of timeslice: hold lets it show the job and the groups, and no other group."""
+    monkeypatch.setenv("TIMESLICE_NODE", NODE)
+    world.serve("trainers")
+    cli.start("hold", "trainers", "--job", "a", "--", "sleep", "600")
+
+    def registered() -> str:  # hold registers itself as well, before
+        records = world.driver.view(world.keys.group("trainers")).targets.values()
+        return next((each for each in records if names_sleep(Target.model_validate_json(each).pid)), "")
+
+    def names_sleep(pid: int) -> bool:
+        return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+
+    target = Target.model_validate_json(eventually(registered))
+    evidence = examine(target.pid, target.start)
+    assert evidence.refusal("trainers", target) is None
+    assert "does not show" in (evidence.refusal("samplers", target) or "")
