@@ -125,6 +125,15 @@ def killed_by_nobody() -> Tale:
 
 
 @breaks("ends")
+def fell_over_after_its_lease() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.told("LeaseReclaimed", "a-1", token="1001")
+    tale.died("a.1", -11)
+    return tale
+
+
+@breaks("ends")
 def a_coordinator_fell_over() -> Tale:
     tale = Tale()
     tale.died("c.1", 1)
