@@ -57,7 +57,7 @@ about 1 GiB of memory. `clock` needs libfaketime, and `disk` the right to mount
 
 \b
 Takes some 5 s to start and, when the faults are over, as long as jobs wait:
-5 to 40 s, at most 65. --swaps does 10 to 20 swaps a second.
+5 to 40 s, at most 65. --swaps does 5 to 20 swaps a second.
 
 \b
 Exit codes: 0 all promises held, 1 one was broken or something grew,
@@ -87,7 +87,7 @@ Exit codes: 0 all promises held, 1 one was broken or something grew,
 )
 @click.option("--check", type=click.Path(exists=True, path_type=Path), metavar="PATH", help="Judge a saved history.")
 @click.option("--faults", metavar="KIND,...", help="Only these kinds of faults, see below.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=6, show_default=True, help="Processes of jobs at a time.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=8, show_default=True, help="Processes of jobs at a time.")
 @click.option(
     "--swaps",
     type=click.IntRange(_LEAST_SWAPS),

@@ -136,11 +136,14 @@ def _aimed(world: World, planned: Planned, role: Role, fit: list[Child]) -> Chil
         key = Keys().group(group).state
         try:
             with fleet.client(fleet.holder_of(key)) as client:
-                lease, pid, owner = (text(value or "") for value in client.hmget(key, ["lease_id", "pid", "owner"]))
+                found = client.hmget(key, ["lease_id", "pid", "owner", "confirmed"])
+                lease, pid, owner, confirmed = (text(value or "") for value in found)
         except (RedisUnreachableError, redis.exceptions.RedisError, OSError):
             return None  # anybody, then
         for child in fit:
             holds = lease and child.process and str(child.process.pid) == pid
+            if planned.kind == "stop-job":  # one that is inside loses its lease
+                holds = holds and confirmed == "1"
             if holds if role == "job" else child.name.endswith(f"-{owner}"):
                 return child
     return None

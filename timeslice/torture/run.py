@@ -35,7 +35,7 @@ class Options:
     seconds: float = 60.0
     topology: Topology = "standalone"
     kinds: tuple[str, ...] = ()  # of faults; none: all
-    jobs: int = 6
+    jobs: int = 8
     mutant: str = ""
 
 

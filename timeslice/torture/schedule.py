@@ -36,7 +36,7 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "kill-job": Kind(12, "job", (0.2, 2), extra=(0, 1)),
-    "stop-job": Kind(10, "job", (0.5, 9), extra=(0, 1)),
+    "stop-job": Kind(16, "job", (2, 10), extra=(0, 0.65)),  # mostly who is inside, often past its lease
     "kill-agent": Kind(8, "agent", (0.2, 4)),
     "stop-agent": Kind(5, "agent", (0.5, 8)),
     "kill-coordinator": Kind(7, "coordinator", (0.2, 5), extra=(0, 1)),
