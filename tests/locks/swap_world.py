@@ -42,6 +42,7 @@ class Agent:
     moved: dict[str, str] = field(default_factory=dict)  # what this swap did here: job -> where it was before
     swap: int = 0
     floor: int = 0
+    fence: int = 0
     up: bool = True
     looked: Call[Any] | None = field(default=None, repr=False)  # a report that is still under way
     suspended: Counter[str] = field(default_factory=Counter)  # how often a job's state was moved out
@@ -82,8 +83,9 @@ class World:
     # agents
 
     def beat(self, agent: Agent) -> None:
-        pulse = self.lab.run(scripts.heartbeat(self.lab.group, agent.node, 15_000, floor=agent.floor))
-        agent.floor = max(agent.floor, pulse.counter)
+        beat = scripts.heartbeat(self.lab.group, agent.node, 15_000, fence=agent.fence, floor=agent.floor)
+        pulse = self.lab.run(beat)
+        agent.floor, agent.fence = max(agent.floor, pulse.counter), max(agent.fence, pulse.token)
         if not pulse.known and agent.current is None:
             self.look(agent)
             self.report(agent)
@@ -95,8 +97,11 @@ class World:
 
     def report(self, agent: Agent) -> None:
         if agent.looked and agent.current is None:
-            agent.floor = max(agent.floor, self.tell(agent.looked).counter)
+            reply = self.tell(agent.looked)
             agent.looked = None
+            if reply is None:  # it is no member any more: it joins by its next beat
+                return
+            agent.floor = max(agent.floor, reply.counter)
 
     def begin(self, agent: Agent) -> None:
         """Take the next order and ask whether it stands."""
@@ -112,7 +117,7 @@ class World:
             agent.floor = max(agent.floor, error.token or 0)
             return
         agent.looked = None
-        agent.current = order
+        agent.current, agent.fence = order, max(agent.fence, order.swap)
         if agent.swap != order.swap:
             agent.swap, agent.moved = order.swap, {}
 

@@ -204,8 +204,8 @@ end
 -- tokens from rising, and everybody would keep it: it is refused before the first write.
 local function check_number(what, number)
   if number > math.max(now, S.counter, S.seq) + AHEAD_MS then
-    error({ err = 'ERR the ' .. what .. ' ' .. digits(number) .. ' lies more than a year ahead of the server\'s clock ('
-      .. digits(now) .. ' ms since 1970). Nothing was changed. Set the clock if it is wrong; else do not bring it.' })
+    error(redis.error_reply('ERR the ' .. what .. ' ' .. digits(number) .. " lies more than a year ahead of the server's"
+      .. ' clock (' .. digits(now) .. ' ms since 1970), and nothing was changed; set the clock if it is wrong'))
   end
   return number
 end
