@@ -122,6 +122,19 @@ def works_on_while_it_is_let_run_again() -> Tale:
     return tale
 
 
+@good
+def what_an_agent_left_half_done_does_not_hide_the_next_touch() -> Tale:
+    tale = Tale()
+    tale.moves("a", "restore", "release begin")
+    tale.moves("a", "prepare", "suspend", "restore", "release begin")
+    tale.fault("kill", "agent.1")
+    tale.enters("a.1")
+    tale.told("LeaseReclaimed", "a-1", token="1001")
+    tale.moves("a", "prepare", "suspend")
+    tale.enters("b.1")
+    return tale
+
+
 @pytest.mark.parametrize(("write", "broken"), CASES.all, ids=name)
 def test_a_history_breaks_just_the_rules_that_it_should(write: Write, broken: set[str]) -> None:
     """No false alarm on what the design allows; what it does not is caught, by the rule that is about it alone."""

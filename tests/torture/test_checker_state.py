@@ -189,6 +189,17 @@ def a_holder_is_moved_after_its_lease_was_put_back() -> Tale:
     return tale
 
 
+@breaks("touched")
+def a_holder_is_moved_while_it_is_stopped_for_a_moment() -> Tale:
+    tale = Tale()
+    tale.granted("a-1")
+    tale.enters("a.1", token=tale.token)
+    fault = tale.fault("stop", "a.1")
+    tale.moves("a", "prepare", "abort")
+    tale.heals(fault)
+    return tale
+
+
 @good
 def moved_after_it_was_revoked() -> Tale:
     tale = Tale()

@@ -48,8 +48,7 @@ def freezes(story: Story, body: Try, terms: Terms) -> list[tuple[float, float]]:
     """Merged intervals in which the body's process stands still, or may. What an agent says of it is not believed
     against the body's own lines."""
     stops = _stops(story, body)
-    moved = _moves(story, story.moves.get((body.group, body.node, body.job), []))
-    found = stops + [_believed(body, freeze, stops, terms) for freeze in moved]
+    found = stops + [_believed(body, touch, stops, terms) for touch in touches(story, body, terms)]
     merged: list[tuple[float, float]] = []
     for start, end in sorted(found):
         if merged and start <= merged[-1][1]:
@@ -64,37 +63,49 @@ def _stops(story: Story, body: Try) -> list[tuple[float, float]]:
 
 
 @dataclass(frozen=True)
-class _Touch:
+class Touch:
     """From an agent's first touch to its last. From ``loosens`` on the job may run: a release has begun."""
 
-    start: float
+    first: Moved
     loosens: float
     end: float
 
+    @property
+    def start(self) -> int:
+        return self.first.at
 
-def _moves(story: Story, moves: list[Moved]) -> list[_Touch]:
-    """A prepare that failed has locked nobody, and neither has one whose agent ended in it. What else an agent had
-    reached that was killed is unknown, so the job counts as frozen until the next agent says that it runs."""
-    found: list[_Touch] = []
-    since: Moved | None = None
-    loosens: float = NEVER
+
+def touches(story: Story, body: Try, terms: Terms) -> list[Touch]:
+    """What agents did to the body's job on its node.
+
+    A prepare that failed has locked nobody, and neither has one whose agent ended in it. What else an agent had reached
+    that was killed is unknown, so the job counts as frozen until the next agent says that it runs, or it enters, which
+    needs a confirmed grant.
+    """
+    assert body.entered is not None
+    entered = NEVER if body.heard_at_once(terms) else body.entered.at  # it had waited for a second group, and is none
+    found: list[Touch] = []
+    first: Moved | None = None
     last: Moved | None = None
-    for move in moves:
-        if since is not None and last is not None and (ended := _ended_in_prepare(story, last)) < move.at:
-            found.append(_Touch(since.at, ended, ended))
-            since = None
+    loosens: float = NEVER
+    for move in (*story.moves.get((body.group, body.node, body.job), ()), None):
+        at = move.at if move else NEVER
+        if first is not None and last is not None:
+            over = min(_ended_in_prepare(story, last), entered if first.at < entered else NEVER)
+            if over <= at:
+                found.append(Touch(first, min(loosens, over), over))
+                first = None
+        if move is None:
+            break
         last = move
         if move.stage == "begin" and move.step in {"prepare", "suspend"}:
-            since, loosens = (move, NEVER) if since is None else (since, NEVER)
+            first, loosens = first or move, NEVER
         thaws = move.step in {"release", "abort"}
         if thaws and move.stage == "begin":
             loosens = min(loosens, move.at)
-        if since is not None and ((thaws and move.stage == "done") or (move.step, move.stage) == ("prepare", "failed")):
-            found.append(_Touch(since.at, min(loosens, move.at), move.at))
-            since = None
-    if since is not None and last is not None:
-        ended = _ended_in_prepare(story, last)
-        found.append(_Touch(since.at, min(loosens, ended), ended))
+        if first is not None and ((thaws and move.stage == "done") or (move.step, move.stage) == ("prepare", "failed")):
+            found.append(Touch(first, min(loosens, move.at), move.at))
+            first = None
     return found
 
 
@@ -103,16 +114,12 @@ def _ended_in_prepare(story: Story, move: Moved) -> float:
     return max(story.end_of(move.who), move.at) if (move.step, move.stage) == ("prepare", "begin") else NEVER
 
 
-def _believed(body: Try, touch: _Touch, stops: list[tuple[float, float]], terms: Terms) -> tuple[float, float]:
+def _believed(body: Try, touch: Touch, stops: list[tuple[float, float]], terms: Terms) -> tuple[float, float]:
     """How long the body was frozen by that touch.
 
-    Not beyond its own entry, which needs a confirmed grant, nor at all if it read its memory or ended by itself while
-    it should stand still. Such a line may be written ``slack_s`` late, and as late after a stop.
+    Not at all if it read its memory or ended by itself while it should stand still. Such a line may be written
+    ``slack_s`` late, and as late after a stop.
     """
-    assert body.entered is not None
-    if touch.start < body.entered.at:
-        late = body.heard_at_once(terms)  # it had waited for a second group, and is none
-        return touch.start, touch.end if late else min(touch.end, body.entered.at)
     slack = terms.slack_s * SECOND
     for line in (*body.checked, *([body.left] if body.left else [])):
         stood_still = any(start <= line.at and end >= line.at - slack for start, end in stops)

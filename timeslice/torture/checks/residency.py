@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from timeslice.torture.checks.bodies import stretches
+from timeslice.torture.checks.bodies import touches
 from timeslice.torture.checks.certain import Certain, Sign
 from timeslice.torture.checks.grants import ENDS
 from timeslice.torture.checks.story import READ_S, SECOND, Story, Terms, Try, Violation
@@ -67,16 +67,17 @@ def moved_holders(story: Story, terms: Terms) -> Iterator[Violation]:
     within a moment. Whatever hinders the reading, or loses what was told, explains the touch.
     """
     for body in _served(story, terms):
-        for stretch in stretches(story, body, terms):
-            move = _touch_at(story, body, stretch.end)
-            if move is None or _is_over(story, terms, body, move):
-                continue
-            yield Violation(
-                "touched",
-                move.at,
-                body.group,
-                f"node {move.node} began to {move.step} job {body.job} while {body.who} was in with token {body.token}",
-            )
+        assert body.entered is not None
+        end = min([story.end_of(body.who), *(line.at for line in (body.left, body.lost) if line)])
+        for move in (touch.first for touch in touches(story, body, terms) if body.entered.at < touch.start < end):
+            if not _is_over(story, terms, body, move):
+                yield Violation(
+                    "touched",
+                    move.at,
+                    body.group,
+                    f"node {move.node} began to {move.step} job {body.job} while {body.who} was in with token "
+                    f"{body.token}",
+                )
 
 
 def _served(story: Story, terms: Terms) -> Iterator[Try]:
@@ -85,14 +86,6 @@ def _served(story: Story, terms: Terms) -> Iterator[Try]:
     for body in story.bodies:
         if not body.lock_only and not body.heard_at_once(terms):
             yield body
-
-
-def _touch_at(story: Story, body: Try, at: float) -> Moved | None:
-    """The agent's step that ended a stretch of this body, if one did."""
-    for move in story.moves.get((body.group, body.node, body.job), ()):
-        if move.at == at and move.stage == "begin" and move.step in {"prepare", "suspend"}:
-            return move
-    return None
 
 
 def _is_over(story: Story, terms: Terms, body: Try, move: Moved) -> bool:
