@@ -28,7 +28,7 @@ settle_clock()
 if mine then
   end_lease('LeaseYielded', 'by', ARGV[4])
 elseif S.lease_id == '' then
-  raise_fence(number) -- so that nobody puts an older lease back
+  set('token', number) -- so that nobody puts an older lease back
 end
 remember_ended(lease)
 local pending = redis.call('ZCARD', queue_key)
