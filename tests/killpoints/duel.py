@@ -104,6 +104,11 @@ class Duel:
             self._writer.write(Healed(who="run", id=self._faults - 1))
         self.until(lambda: child.process is not None and child.process is not doomed, f"{who} is there again")
 
+    @property
+    def url(self) -> str:
+        """Of its server."""
+        return self._server.url
+
     def trace(self, who: str, file: Path) -> None:
         """Have a new process of that name write its points into ``file``."""
         self._replace(who, f"trace:{file}")

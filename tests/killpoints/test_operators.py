@@ -1,0 +1,67 @@
+"""An operator's command that dies at its write is given again, and does what it says, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.killpoints.duel import GROUP, NODE, Duel
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+COMMAND = """
+import sys
+from timeslice.torture import killpoints
+if sys.argv[1]:
+    killpoints.arm(sys.argv[1])
+from timeslice.cli.main import main
+main(sys.argv[2:])
+"""
+SPARE = "spare"
+# verb: the command, what ends its effect, and its exit code when the one that died had done it
+COMMANDS: dict[str, tuple[list[str], list[str], int]] = {
+    "pause": (["pause", GROUP], ["resume", GROUP], 0),
+    "configure": (["group", "set", GROUP, "--order", "3"], [], 0),
+    "drain": (["node", "drain", NODE], ["node", "undrain", NODE], 0),
+    "repair": (["repair", GROUP], [], 0),
+    "delete": (["group", "delete", SPARE], [], 3),
+}
+
+
+@pytest.fixture(scope="module")
+def duel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Duel]:
+    with ExitStack() as stack:
+        running = Duel(tmp_path_factory.mktemp("operated"), stack)
+        running.both_take_turns()
+        yield running
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_command_that_was_killed_is_given_again(duel: Duel, verb: str, when: str) -> None:
+    """Killed right before or after its call; the same command again brings it about, and jobs take turns after it."""
+    line, undo, done_code = COMMANDS[verb]
+    run(duel, "group", "create", SPARE, "--lock-only")
+    assert run(duel, *line, kill_at=f"operator:{verb}:{when}:1") == -signal.SIGKILL
+    assert run(duel, *line) == (done_code if when == "after" else 0)
+    if undo:
+        assert run(duel, *undo) == 0
+    duel.both_take_turns()
+    # Of moves that an operator ordered the checker knows nothing: they are for no waiter.
+    assert [each for each in duel.report().violations if each.rule != "order"] == []
+
+
+def run(duel: Duel, *line: str, kill_at: str = "") -> int:
+    """Exit code of the command as a process of its own."""
+    command = [sys.executable, "-c", COMMAND, kill_at, "--url", duel.url, *line]
+    with subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        duel.until(lambda: process.poll() is not None, f"{' '.join(line)} ends")
+        assert process.stderr
+        print(process.stderr.read().decode())
+        return process.returncode
