@@ -24,8 +24,9 @@ REDIS = {
     ),
     "client": ("acquire", "register", "renew", "yield", "cancel"),
 }
-# The notes of an order are points of their own: an agent that does not write them never comes there. What they are good
-# for is seen in tests/agent/test_crash.py, where an order comes again, or is rolled back, after the kill.
+# The notes of an order are points of their own: an agent that never notes results does not come there. An intent that
+# is not noted is brought to the disk by the next note of anything; that it has to be there before the step, and what
+# both are good for, is seen in tests/agent/test_crash.py, where an order is rolled back, or comes again, after the kill.
 DISK = ("disk journal", "disk intent", "disk result", "disk targets")
 POINTS = {
     "agent": (*REDIS["agent"], *DISK, *STEPS),

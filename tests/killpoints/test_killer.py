@@ -35,9 +35,9 @@ with redis.Redis.from_url(url) as client:
 WITHOUT = {
     "look": "writes nothing",
     "alone/clock": "writes nothing",
-    "forget": "one call of an operator's command, like drain and delete: tests/locks has it sent twice",
-    "revoke": "one call of an operator's command, like drain and pause: tests/locks has it sent twice",
-    "evict": "one call of an operator's command, like drain and pause: tests/locks has it sent twice",
+    "forget": "one call of an operator's command, like drain; tests/locks/test_operator_nodes.py sends it twice",
+    "revoke": "one call of an operator's command, like drain and pause",
+    "evict": "one call of an operator's command, like drain and pause",
 }
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+import redis
 
 from tests.killpoints.duel import GROUP, NODE, Duel
+from timeslice.locks.keys import Keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -50,6 +52,9 @@ def test_a_command_that_was_killed_is_given_again(duel: Duel, verb: str, when: s
     run(duel, "group", "create", SPARE, "--lock-only")
     assert run(duel, *line, kill_at=f"operator:{verb}:{when}:1") == -signal.SIGKILL
     assert run(duel, *line) == (done_code if when == "after" else 0)
+    if verb == "delete":
+        with redis.Redis.from_url(duel.url) as client:
+            assert not client.sismember(Keys().groups, SPARE)
     if undo:
         assert run(duel, *undo) == 0
     duel.both_take_turns()

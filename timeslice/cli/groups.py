@@ -19,6 +19,7 @@ from timeslice.cli.output import (
     size,
 )
 from timeslice.cli.session import Session
+from timeslice.errors import UnknownGroupError
 from timeslice.locks import scripts
 from timeslice.locks.view import GroupView, parse_config
 
@@ -177,8 +178,12 @@ Examples:
 @click.pass_obj
 def delete(session: Session, name: str) -> None:
     """Delete GROUP with its settings and history. Refused while anybody uses it."""
-    session.view(name)
-    session.run(scripts.delete(session.keys.group(name)))
     client = session.driver.client
+    try:
+        session.view(name)
+        session.run(scripts.delete(session.keys.group(name)))
+    except UnknownGroupError:
+        session.ask(lambda: client.srem(session.keys.groups, name))  # what a deletion that was cut short left
+        raise
     session.ask(lambda: client.srem(session.keys.groups, name))
     note(f"deleted {name}")

@@ -238,7 +238,7 @@ def _noted(path: Path, data: bytes, *, durable: bool = True) -> str:
     if not new.records or (new.records, new.undo) == (old.records, old.undo):
         return ""
     if new.records[-1].answer is None:
-        return "intent"
+        return "" if new.records[-1].step == "rollback" else "intent"  # an undo goes ahead without a note
     return "" if durable else "result"  # only a fence that rises is durable: what else is on its way with it came late
 
 
