@@ -26,7 +26,7 @@ REDIS = {
 }
 # The notes of an order are points of their own: an agent that never notes results does not come there. An intent that
 # is not noted is brought to the disk by the next note of anything; that it has to be there before the step, and what
-# both are good for, is seen in tests/agent/test_crash.py, where an order is rolled back, or comes again, after the kill.
+# both are good for, is seen in tests/agent/test_crash.py, where an order comes again, or is rolled back, after a kill.
 DISK = ("disk journal", "disk intent", "disk result", "disk targets")
 POINTS = {
     "agent": (*REDIS["agent"], *DISK, *STEPS),
