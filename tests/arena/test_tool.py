@@ -234,6 +234,22 @@ def test_user_stopped_process_stays_stopped(device: Device, start_job: StartJob,
     assert job.digest(view) == digest
 
 
+def test_who_was_continued_while_locked_runs_on(device: Device, start_job: StartJob, tool: Tool) -> None:
+    """Stopped by a user, locked, continued by the user: the checkpoint stops it once more, and then lets it run."""
+    job = start_job(device)
+    view = job.allocate(MIB)
+    digest = job.fill(view, 5)
+    os.kill(job.pid, signal.SIGSTOP)
+    wait_until(lambda: process_state(job.pid) == "T", "it is stopped")
+    tool.act(job.pid, "lock")
+    os.kill(job.pid, signal.SIGCONT)
+    wait_until(lambda: process_state(job.pid) != "T", "it runs")
+    tool.act(job.pid, "checkpoint")
+    assert process_state(job.pid) != "T"
+    tool.act(job.pid, "restore", "unlock")
+    assert job.digest(view) == digest
+
+
 def test_user_stops_it_while_checkpointed(device: Device, start_job: StartJob, tool: Tool) -> None:
     """The same for one that was stopped while its device memory was out; and the other way round."""
     job = start_job(device)

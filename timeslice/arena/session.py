@@ -130,7 +130,8 @@ class Session:
         if self.process.itself:
             return
         ours = [a.record.was_stopped for a in self.all if a.record.stopped]
-        was_stopped = any(ours) if ours else self.process.is_stopped()
+        # One that runs though it was noted as stopped was continued meanwhile, and is ours to continue.
+        was_stopped = self.process.is_stopped() and (any(ours) or not ours)
         for arena in arenas:
             arena.record.stopped, arena.record.was_stopped = True, was_stopped
             arena.save()
