@@ -10,12 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "guarantees.md").read_text()
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", PAGE)))
 
 
-@pytest.mark.parametrize(("path", "name"), NAMED, ids="::".join)
-def test_every_test_that_the_page_names_exists(path: str, name: str) -> None:
+@pytest.mark.parametrize("named", NAMED)
+def test_every_test_that_the_page_names_exists(named: str) -> None:
     """A reader who looks the proof of a promise up finds it."""
+    path, _, name = named.partition("::")
     tree = ast.parse((ROOT / path).read_text())
     found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     assert name in found
