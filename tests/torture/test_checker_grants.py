@@ -55,6 +55,16 @@ def granted_long_after_a_loss() -> Tale:
 
 
 @good
+def nobody_came_for_long_after_the_end_was_lost() -> Tale:
+    tale = Tale()
+    tale.granted("a-1")
+    tale.heals(tale.fault("flush"))
+    tale.wait(60)
+    tale.granted("b-1")
+    return tale
+
+
+@good
 def the_end_was_lost_with_the_data() -> Tale:
     tale = Tale()
     tale.granted("a-1")

@@ -22,7 +22,8 @@ def granted_twice(story: Story, terms: Terms) -> Iterator[Violation]:
         holder: Told | None = None
         for event in story.told[group]:
             lost = any(start <= event.at <= end for start, end in losses)
-            if event.type == "StateLost" or lost or _is_end(event, holder):
+            forgotten = holder is not None and any(holder.at <= start <= event.at for start, _ in losses)
+            if event.type == "StateLost" or lost or forgotten or _is_end(event, holder):
                 holder = None
             if event.type not in {"LeaseGranted", "LeaseReinstalled"}:
                 continue
