@@ -159,12 +159,14 @@ class Job:
             yield from self._body(leases, requests, inner)
             for lease in leases:
                 yield from self._sure(lease)
-                said = self._of(lease.group, requests[lease.group])
-                self._writer.write(Left(**said, token=lease.fencing_token))
-        except LeaseError:
+        except LeaseError:  # of one of them; the body ends for all
             for lease in leases:
                 if lease.state != "held":
                     self._note_loss(requests[lease.group], lease)
+        for lease in leases:
+            if lease.state == "held":
+                said = self._of(lease.group, requests[lease.group])
+                self._writer.write(Left(**said, token=lease.fencing_token))
         yield _Leave(hold)
 
     def _body(self, leases: tuple[BaseLease, ...], requests: dict[str, str], inner: str) -> Steps:
