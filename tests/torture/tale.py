@@ -122,7 +122,7 @@ class Tale:
         """The waiter's job is its first letter."""
         self._entries += 1
         said = {"waiter": waiter, "job": waiter[:1], **fields}
-        self.add(Told(**self._stamp("events"), group=G, entry=f"1-{self._entries}", type=kind, fields=said))
+        self.add(Told(**self._stamp("events"), group=G, entry=f"{10**6}-{self._entries}", type=kind, fields=said))
 
     def calm(self, seconds: float) -> None:
         self.add(Calm(**self._stamp("run"), seconds=seconds))

@@ -150,6 +150,18 @@ def an_older_lease_is_put_back_after_one_whose_grant_was_lost_untold() -> Tale:
 
 
 @good
+def what_a_new_master_wrote_is_told_after_what_the_old_one_granted() -> Tale:
+    tale = Tale()
+    tale.enters("b.1", 10**7)  # later than the entry that tells of the older lease
+    tale.granted("b-1", 10**7)
+    tale.leaves("b.1")
+    tale.wait(2)
+    tale.told("StateLost")
+    tale.told("LeaseReinstalled", "a-1", token="1001")
+    return tale
+
+
+@good
 def an_unused_grant_does_not_bar_an_older_lease() -> Tale:
     tale = Tale()
     tale.enters("a.1", 1001)

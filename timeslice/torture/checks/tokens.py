@@ -37,24 +37,28 @@ def _in_stream(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
         {int(event.fields.get("token", "0")) for event in story.told[group]},
     )
     untold = [body for body in bodies if body.token not in told]
-    used = 0  # the highest that was granted before and entered
+    used: list[int] = []  # those that were granted before and entered
     for event in story.told[group]:
         while restarts and restarts[0] < event.at:
-            highest = used = 0
+            highest = 0
+            used.clear()
             restarts.pop(0)
         if event.type not in {"LeaseGranted", "LeaseReinstalled"}:
             continue
         token, waiter = int(event.fields.get("token", "0")), event.fields.get("waiter", "")
         if event.type == "LeaseReinstalled":
-            used = max([used, *(body.token for body in untold if _before(body, event))])
-            if token < used and not _may_come_back(story, terms, event, token):
-                yield _violation(event, f"token {token} was put back for", used)
+            # What a new master wrote is told late, after what the old one granted meanwhile; its own time tells.
+            written_ms = int(event.entry.partition("-")[0])
+            before = [*used, *(body.token for body in untold if _before(body, event))]
+            newest = max((each for each in before if each <= written_ms), default=0)
+            if token < newest and not _may_come_back(story, terms, event, token):
+                yield _violation(event, f"token {token} was put back for", newest)
         elif token < highest or (token == highest and waiter != whose):
             yield _violation(event, f"token {token} was granted to", highest)
         if token > highest:
             highest, whose = token, waiter
         if token in used_tokens:
-            used = max(used, token)
+            used.append(token)
 
 
 def _violation(event: Told, what: str, highest: int) -> Violation:
