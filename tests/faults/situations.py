@@ -44,19 +44,31 @@ class Situations:
         for group in ("prepare", "commit"):
             (self.stack.fake(group).folder / "release").touch()
 
+    def _is_passed_over(self) -> bool:
+        """Whether the one behind got in first: a waiter that does not answer when its swap is to start is passed over,
+        and keeps its place."""
+        first, third = self.second["waiting"], self.third
+        assert third
+        self.stack.await_any(first, third)
+        return not first.inside.is_set()
+
     def converge(self) -> None:
         """Everybody gets a turn, in order, with state intact, and then the first ones once more."""
         stack = self.stack
         stack.leave(*(hold for hold in self.first.values() if not hold.over.is_set()))
         self.second["idle"] = stack.hold("idle", "b")
+        assert self.third
+        passed_over = self._is_passed_over()
+        if passed_over:
+            stack.leave(self.third)
         for group in SITUATIONS:
             stack.await_inside(self.second[group])
             self.check_device(group, "b", "a")
         stack.leave(*self.second.values())
-        assert self.third
-        stack.await_inside(self.third)
-        self.check_device("waiting", "c", "a", "b")
-        stack.leave(self.third)
+        if not passed_over:
+            stack.await_inside(self.third)
+            self.check_device("waiting", "c", "a", "b")
+            stack.leave(self.third)
         again = [stack.hold(group, "a") for group in SITUATIONS]
         for hold in again:
             stack.await_inside(hold)

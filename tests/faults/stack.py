@@ -166,6 +166,13 @@ class Stack:
     def await_inside(self, hold: Hold) -> None:
         self._await(hold, hold.inside)
 
+    def await_any(self, *holds: Hold) -> None:
+        """One of them is inside."""
+        end = time.monotonic() + CONVERGE_S
+        while not any(hold.inside.is_set() for hold in holds):
+            assert time.monotonic() < end, f"{holds}: {self.picture(holds[0].group)}"
+            time.sleep(0.02)
+
     def _await(self, hold: Hold, news: threading.Event) -> None:
         end = time.monotonic() + CONVERGE_S
         while not news.wait(0.02):

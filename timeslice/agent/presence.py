@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from timeslice.agent import procfs
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.choice import BackendSet
 from timeslice.agent.devices import left_behind
@@ -81,6 +82,9 @@ class Presences:
         """Run ``action`` on a job. Processes that end meanwhile are left out; with the last one the job is gone,
         which is out, not a fault: F02."""
         while (found := await self.find(job, deadline, force=force)) is not None:
+            # One that is on its way out shows nothing any more, though the kernel may not have freed its memory yet.
+            if any(procfs.exits(target) for target in found.job.targets) and await self._some_ended(found):
+                continue
             try:
                 result = await action(found)
             except BackendError as error:

@@ -11,6 +11,7 @@ from timeslice.models import Target
 
 _NOT_RUNNING = "TtZXx"  # stopped, traced, zombie, dead
 _PF_KTHREAD = 0x00200000
+_PF_EXITING = 0x00000004
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class ProcessStatus:
     parent: int = 0
     one_user: bool = True  # real, effective and saved user id are the same: no setuid program
     kernel: bool = False  # a thread of the kernel
+    exiting: bool = False  # it has let go of its files and memory, and the kernel may not have freed them yet
 
     @property
     def runs(self) -> bool:
@@ -46,6 +48,7 @@ def look_at(pid: int) -> ProcessStatus | None:
         parent=int(fields[1]),
         one_user=len(set(uids)) == 1,
         kernel=bool(int(fields[6]) & _PF_KTHREAD),
+        exiting=bool(int(fields[6]) & _PF_EXITING),
     )
 
 
@@ -53,6 +56,12 @@ def runs(target: Target) -> bool:
     """Whether exactly this process exists and is not stopped, traced or a zombie."""
     found = look_at(target.pid)
     return found is not None and found.start == target.start and found.runs
+
+
+def exits(target: Target) -> bool:
+    """Whether exactly this process is on its way out."""
+    found = look_at(target.pid)
+    return found is not None and found.start == target.start and found.exiting
 
 
 def ancestors() -> frozenset[int]:
