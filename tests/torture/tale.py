@@ -79,6 +79,10 @@ class Tale:
         self._held[who] = self.token
         self.add(Entered(**self._of(who), token=self.token, how=how))
 
+    def starts_over(self) -> None:
+        """What is told from here on is another server's stream."""
+        self._entries = 0
+
     def granted(self, waiter: str, token: int | None = None, **more: str) -> None:
         self.token = self.token + 1 if token is None else token
         self.told("LeaseGranted", waiter, token=str(self.token), **more)

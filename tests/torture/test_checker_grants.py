@@ -162,6 +162,17 @@ def what_a_new_master_wrote_is_told_after_what_the_old_one_granted() -> Tale:
 
 
 @good
+def the_stream_of_a_new_master_is_read_from_its_beginning() -> Tale:
+    tale = Tale()
+    for waiter in ("a-1", "b-1"):
+        tale.granted(waiter)
+        tale.told("LeaseYielded", waiter)
+    tale.starts_over()
+    tale.granted("a-1", 1001)
+    return tale
+
+
+@good
 def an_unused_grant_does_not_bar_an_older_lease() -> Tale:
     tale = Tale()
     tale.enters("a.1", 1001)

@@ -13,7 +13,7 @@ def falling_tokens(story: Story, terms: Terms) -> Iterator[Violation]:
     """Each grant has a higher token than every one before it.
 
     Seen from two sides. The event stream is written by the scripts that grant, so its order is the order of grants,
-    without exception. The bodies' own lines are written later: a process that is frozen between its grant and its first
+    without exception; after a failover the new master's stream is read from its beginning. The bodies' own lines are written later: a process that is frozen between its grant and its first
     line may write after somebody who was granted later, and so may one that waited for a second group meanwhile and
     hears at once that the first is lost. Only the others are held to it.
 
@@ -38,17 +38,21 @@ def _in_stream(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
     )
     untold = [body for body in bodies if body.token not in told]
     used: list[int] = []  # those that were granted before and entered
+    read = (0, 0)
     for event in story.told[group]:
         while restarts and restarts[0] < event.at:
             highest = 0
             used.clear()
             restarts.pop(0)
+        if (place := _place(event)) < read:  # from here on it is the stream of another server, from its beginning
+            highest = 0
+        read = place
         if event.type not in {"LeaseGranted", "LeaseReinstalled"}:
             continue
         token, waiter = int(event.fields.get("token", "0")), event.fields.get("waiter", "")
         if event.type == "LeaseReinstalled":
             # What a new master wrote is told late, after what the old one granted meanwhile; its own time tells.
-            written_ms = int(event.entry.partition("-")[0])
+            written_ms = place[0]
             before = [*used, *(body.token for body in untold if _before(body, event))]
             newest = max((each for each in before if each <= written_ms), default=0)
             if token < newest and not _may_come_back(story, terms, event, token):
@@ -63,6 +67,11 @@ def _in_stream(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
 
 def _violation(event: Told, what: str, highest: int) -> Violation:
     return Violation("tokens", event.at, event.group, f"{what} job {event.fields.get('job')} after token {highest}")
+
+
+def _place(event: Told) -> tuple[int, int]:
+    written_ms, _, number = event.entry.partition("-")
+    return int(written_ms), int(number)
 
 
 def _before(body: Try, event: Told) -> bool:
