@@ -13,9 +13,10 @@ def falling_tokens(story: Story, terms: Terms) -> Iterator[Violation]:
     """Each grant has a higher token than every one before it.
 
     Seen from two sides. The event stream is written by the scripts that grant, so its order is the order of grants,
-    without exception; after a failover the new master's stream is read from its beginning. The bodies' own lines are written later: a process that is frozen between its grant and its first
-    line may write after somebody who was granted later, and so may one that waited for a second group meanwhile and
-    hears at once that the first is lost. Only the others are held to it.
+    without exception; after a failover the new master's stream is read from its beginning. The bodies' own lines are
+    written later: a process that is frozen between its grant and its first line may write after somebody who was
+    granted later, and so may one that waited for a second group meanwhile and hears at once that the first is lost.
+    Only the others are held to it.
 
     After data loss a holder's renewal puts its lease back. That must not be an older one than any that has been used:
     the newer one's agents and clients know better. In a lock-only group nobody does, so there an older one may come
