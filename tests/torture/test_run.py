@@ -86,7 +86,8 @@ def test_interrupted_and_judged_again(tmp_path: Path) -> None:
     told = json.loads(report.read_text())
     assert (told["interrupted"], told["complete"]) == (True, False)
     assert 0 < told["seconds"] < 60
-    assert (told["faults_by_kind"], told["violations"]) == ({"kill-job": told["faults"]}, [])
+    kinds = {"kill-job": told["faults"]} if told["faults"] else {}  # the first may not have been read back yet
+    assert (told["faults_by_kind"], told["violations"]) == (kinds, [])
     again = tmp_path / "again.json"
     subprocess.run([*LINE, "--check", str(tmp_path / "history"), "--json", str(again)], check=True, timeout=30)
     assert json.loads(again.read_text()) == told
