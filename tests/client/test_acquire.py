@@ -163,7 +163,7 @@ def test_a_process_is_registered_before_its_body_runs(face: Face, world: World) 
 
 
 def test_a_waiting_process_is_registered_too(face: Face, world: World) -> None:
-    """A queued process is known to the agents before its turn, and again after they forgot it."""
+    """A queued process is known to the agents before its turn."""
     world.serve("g")
     got(face.acquire(face.client(job="a"), "g"))
     face.acquire(face.client(job="b"), "g")

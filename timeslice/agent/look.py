@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 
 from timeslice import metrics
+from timeslice.agent import procfs
 from timeslice.agent.calling import Deadline
 from timeslice.agent.group import OUT, Scope
 from timeslice.agent.presence import seen
@@ -46,7 +47,11 @@ class Looker:
         look = self._ask if first else self._observe
 
         async def find(job: str) -> _Finding | None:
-            return await look(job) or self._remembered(view, job)
+            seen = await look(job)
+            # One on its way out shows nothing any more, though the kernel may not have freed its memory yet.
+            if any(procfs.exits(target) for target in scope.registry.alive(job)):
+                seen = None
+            return seen or self._remembered(view, job)
 
         found = [f for f in await asyncio.gather(*map(find, scope.registry.jobs())) if f]
         found += [
