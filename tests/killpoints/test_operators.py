@@ -51,7 +51,9 @@ def test_a_command_that_was_killed_is_given_again(duel: Duel, verb: str, when: s
     line, undo, done_code = COMMANDS[verb]
     run(duel, "group", "create", SPARE, "--lock-only")
     assert run(duel, *line, kill_at=f"operator:{verb}:{when}:1") == -signal.SIGKILL
-    assert run(duel, *line) in {0, done_code}
+    # Whether repair leaves a living holder depends on the moment; the others' answers do not.
+    allowed = {0, done_code} if verb == "repair" else {done_code if when == "after" else 0}
+    assert run(duel, *line) in allowed
     if verb == "delete":
         with redis.Redis.from_url(duel.url) as client:
             assert not client.sismember(Keys().groups, SPARE)
