@@ -30,6 +30,8 @@ def _elements(value: Any, depth: int = 0) -> int:
     return len(value) + sum(_elements(each, depth + 1) for each in inside)
 
 
-def grown(before: Counter[str], after: Counter[str], *, slack: int) -> dict[str, tuple[int, int]]:
-    """What became more by over ``slack``, with both counts."""
+def grown(before: Counter[str], after: Counter[str], *, rounds: int) -> dict[str, tuple[int, int]]:
+    """What became more by over half a piece a round, with both counts. A call that is under way in some thread at the
+    moment of a count, with all its keys, is not kept."""
+    slack = rounds // 2
     return {name: (before[name], count) for name, count in after.items() if count > before[name] + slack}

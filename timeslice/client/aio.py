@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from timeslice.client.core import BaseClient
 from timeslice.client.hold import Hold
-from timeslice.client.lease import AsyncLease, OnLost
+from timeslice.client.lease import AsyncLease
 from timeslice.client.steps import run_async
-from timeslice.client.terms import Terms, check_timeout
+from timeslice.client.terms import OnLost, Terms, check_timeout
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView

@@ -130,7 +130,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
             lock_only=terms.lock_only,
         )
         if self.disabled:
-            return self._pretend(keys, request)
+            return self._pretend(keys, request, terms)
         lease: BaseLease | None = None
         try:
             if terms.lock_only and group not in self._indexed:
@@ -139,7 +139,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 self._indexed.add(group)
             grant = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
             self.raise_floor(group, grant.counter)
-            lease = self._lease_type(self, keys, request, grant, terms.on_lost)
+            lease = self._lease_type(self, keys, request, grant, terms)
             lease.taken_by = self._taker()
             self.renewer.add(lease)
             if grant.mode == "served":
@@ -155,10 +155,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
             yield from self._withdraw(keys, request, error)
             raise
 
-    def _pretend(self, keys: GroupKeys, request: Request) -> LeaseT:
+    def _pretend(self, keys: GroupKeys, request: Request, terms: Terms) -> LeaseT:
         _say_once("holds do nothing: TIMESLICE_DISABLE=1 is set")
         grant = Grant(0, "no-op", 0.0, 0.0, "disabled", True, 0, math.inf)
-        return self._lease_type(self, keys, request, grant, None)  # type: ignore[return-value]
+        return self._lease_type(self, keys, request, grant, terms)  # type: ignore[return-value]
 
     def _wait(self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None) -> Steps[Grant]:
         started = time.monotonic()

@@ -9,9 +9,8 @@ from typing import Any
 
 from timeslice.client.aio import AsyncClient
 from timeslice.client.hold import Hold
-from timeslice.client.lease import OnLost
 from timeslice.client.sync import Client
-from timeslice.client.terms import Terms
+from timeslice.client.terms import OnLost, Terms
 from timeslice.settings import url_file
 
 # What a default client depends on. Reading a few variables costs a hold nothing; reading all settings would.

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from timeslice.client.aio import AsyncClient
     from timeslice.client.core import BaseClient
     from timeslice.client.sync import Client
+    from timeslice.client.terms import Terms
 
 log = logging.getLogger("timeslice")
 
 # However long the lease: after data loss nobody is granted for 30 s, and in that time each holder must have renewed.
 LONGEST_RENEWAL_S = 10.0
 
-OnLost = Callable[["BaseLease"], None]
 State = Literal["held", "yielding", "yielded", "lost"]
 
 
@@ -48,7 +48,7 @@ class BaseLease:
     """
 
     def __init__(
-        self, client: BaseClient[Any, Any], keys: GroupKeys, request: Request, grant: Grant, on_lost: OnLost | None
+        self, client: BaseClient[Any, Any], keys: GroupKeys, request: Request, grant: Grant, terms: Terms
     ) -> None:
         self.group = keys.name
         self.job = request.job
@@ -65,7 +65,7 @@ class BaseLease:
         self._client = client
         self._keys = keys
         self._request = request
-        self._on_lost = on_lost
+        self._terms = terms
         self._state: State = "held"
         self._why = ""
         self._changing = threading.Lock()
@@ -189,15 +189,15 @@ class BaseLease:
         )
         for watcher in self._watchers:
             watcher()
-        if self._on_lost:
+        if self._terms.on_lost:
             # On a thread of its own: a callback that saves a checkpoint must not stop the renewal of other leases.
             threading.Thread(target=self._call_on_lost, name="timeslice-on-lost", daemon=True).start()
         return True
 
     def _call_on_lost(self) -> None:
         try:
-            if self._on_lost:
-                self._on_lost(self)
+            if self._terms.on_lost:
+                self._terms.on_lost(self)
         except Exception:
             log.exception("group %s: the on_lost callback of job %s failed", self.group, self.job)
 

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from timeslice.client.core import BaseClient
 from timeslice.client.hold import Hold
-from timeslice.client.lease import Lease, OnLost
+from timeslice.client.lease import Lease
 from timeslice.client.steps import run
-from timeslice.client.terms import Terms, check_timeout
+from timeslice.client.terms import OnLost, Terms, check_timeout
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView

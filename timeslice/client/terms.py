@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from timeslice.client.lease import OnLost
+from timeslice.client.lease import BaseLease
 from timeslice.errors import UsageError
 from timeslice.names import check_name
 
 _LONGEST_LEASE_S = 86_400.0
+
+OnLost = Callable[[BaseLease], None]
 
 
 @dataclass(frozen=True)
