@@ -23,6 +23,7 @@ ALLOWED = {
     "client": BASE | {"locks"},
     "agent": BASE | {"locks", "backends", "arena", "metrics"},
     "coordinator": BASE | {"locks", "metrics"},
+    "gateway": BASE | {"locks", "client"},
     "metrics": set(),
     "backends": {"errors", "names", "models", "arena"},
     "arena": {"errors", "names", "models"},
