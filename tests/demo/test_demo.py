@@ -79,6 +79,18 @@ def test_slicing_changes_nothing_but_the_order(path: StatePath, temporary: Path)
     assert mounts(temporary) == []
 
 
+def test_samplers_that_run_ahead_share_the_trainers_only(temporary: Path) -> None:
+    """Asynchronous: only the trainers swap, the state there moves by turns, and every bit of the result is equal."""
+    outcome = run_demo(Options(SMALL, seed=1, latency_s=0.1, steps=STEPS, mode="async", staleness=2))
+    report = outcome.report
+    assert faults(report) == []
+    assert (report["mode"], report["staleness"], report["groups"]) == ("async", 2, ["trainers"])
+    assert {body.group for body in outcome.sliced.bodies} == {"trainers"}
+    assert report["swaps"] > 0
+    assert report["device_bytes"].keys() == {"trainers"}
+    assert list(temporary.iterdir()) == []
+
+
 def demo(*arguments: str, cwd: Path, temporary: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [str(Path(sys.executable).with_name("timeslice")), "demo", "--fast", *arguments],

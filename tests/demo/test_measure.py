@@ -60,6 +60,9 @@ SLICED = run(
 )
 
 
+RUN_AS = {"mode": "sync", "verifier_latency_s": 0.5}
+
+
 def test_gain_and_bound_compare_with_one_after_the_other() -> None:
     """Two jobs of 4 s each in 5 s: gain 1.6; with a longest job of 4 s it could have been 2."""
     found = summary(ALONE, SLICED)
@@ -177,7 +180,7 @@ def test_the_picture_is_there_in_both_formats(tmp_path: Path) -> None:
 
 def test_the_table_says_what_matters() -> None:
     """Gain, bound, equality and that the devices are emulated are readable without the JSON."""
-    report = summary(ALONE, SLICED) | {"verifier_latency_s": 0.5, "machine": {"cpus": 2, "load_before": 0.5}}
+    report = summary(ALONE, SLICED) | RUN_AS | {"machine": {"cpus": 2, "load_before": 0.5}}
     text = "\n".join(tables(report))
     for expected in (
         "gain 1.60",
@@ -193,6 +196,21 @@ def test_the_table_says_what_matters() -> None:
     json.dump(report, io.StringIO())
 
 
+def test_trainers_alone_are_told_apart_where_only_they_are_shared() -> None:
+    """Asynchronous: the table has no samplers, and says how much the trainers are in use alone and shared."""
+    alone = tuple(
+        run(name, job_log(name, start, start + 4, body(name, TRAINERS, start + 1, start + 2, token)))
+        for name, start, token in (("a", 0, 1), ("b", 10, 2))
+    )
+    bodies = (("a", 30, body("a", TRAINERS, 31, 32, 3)), ("b", 30, body("b", TRAINERS, 32, 33, 4)))
+    sliced = run("sliced", *(job_log(name, at, at + 4, one) for name, at, one in bodies), events=SLICED.events)
+    report = summary(alone, sliced) | RUN_AS | {"mode": "async", "machine": {"cpus": 2, "load_before": 0.5}}
+    text = "\n".join(tables(report))
+    assert report["groups"] == [TRAINERS]
+    assert "the trainers are in use 25% of the time by one job after the other, 50% shared" in text
+    assert SAMPLERS not in text
+
+
 @pytest.mark.parametrize(
     ("found", "said"),
     [
@@ -202,5 +220,5 @@ def test_the_table_says_what_matters() -> None:
 )
 def test_a_disturbed_run_says_so(found: dict[str, object], said: str) -> None:
     """On a busy machine the reader learns not to trust the numbers, in one line below them."""
-    report = summary(ALONE, SLICED) | {"verifier_latency_s": 0.5, "machine": {"cpus": 2, "load_before": 2.0}} | found
+    report = summary(ALONE, SLICED) | RUN_AS | {"machine": {"cpus": 2, "load_before": 2.0}} | found
     assert list(tables(report))[-1].startswith(f"disturbed: {said}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -15,7 +16,7 @@ from timeslice.cli.output import SCHEMA, Seconds
 from timeslice.errors import TimeSliceError, UsageError
 
 if TYPE_CHECKING:
-    from timeslice.demo.run import Options, Outcome
+    from timeslice.demo.run import Mode, Options, Outcome
 
 
 @click.command(
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Examples:
   timeslice demo --fast                      # half a minute
   timeslice demo --json demo.json            # and a picture: demo.svg, demo.png
+  timeslice demo --mode async --fast         # samplers of their own that run ahead; shared trainers
   timeslice demo --path checkpoint           # state moved from outside the processes only"""
 )
 @click.option("--fast", is_flag=True, help="Smaller batches and fewer steps: half a minute instead of two.")
@@ -36,6 +38,20 @@ Examples:
     default="both",
     show_default=True,
     help="How state moves: by callbacks in the job, from outside it, or job a the one way and job b the other.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["sync", "async"]),
+    default="sync",
+    show_default=True,
+    help="sync: samplers and trainers are shared. async: each job has samplers of its own that run ahead of training, "
+    "and only the trainers are shared; they are asked for when a batch is ready.",
+)
+@click.option(
+    "--staleness",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Of --mode async: updates by which the samplers' weights may be behind. Default: 2.",
 )
 @click.option(
     "--verifier-latency",
@@ -61,6 +77,8 @@ def demo(
     steps: int | None,
     seed: int,
     path: str,
+    mode: str,
+    staleness: int | None,
     verifier_latency: float | None,
     report: Path | None,
     events: Path | None,
@@ -71,6 +89,8 @@ def demo(
     to train, on emulated devices that hold the state of only one job. Server, coordinator and agent are the demo's
     own, and nothing is left behind.
     """
+    if staleness is not None and mode != "async":
+        raise click.UsageError("--staleness goes with --mode async: in the synchronous mode nothing runs ahead")
     _check_writable([*(_files(report) if report else ()), *([events] if events else ())])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -79,7 +99,10 @@ def demo(
         raise UsageError(f"the demo needs {error.name}; run: pip install 'timeslice-rl[demo]'") from error
     from timeslice.demo.measure import faults
 
-    outcome = run_demo(_options(fast, steps, seed, path, verifier_latency))
+    options = replace(
+        _options(fast, steps, seed, path, verifier_latency), mode=cast("Mode", mode), staleness=staleness or 2
+    )
+    outcome = run_demo(options)
     _write(outcome, report, events)
     _print(outcome)
     if said := faults(outcome.report):
@@ -107,8 +130,6 @@ def _check_writable(files: list[Path]) -> None:
 
 
 def _options(fast: bool, steps: int | None, seed: int, path: str, latency: float | None) -> Options:
-    from typing import cast
-
     from timeslice.demo.grpo import Work
     from timeslice.demo.run import Options, StatePath
 

@@ -1,5 +1,7 @@
 """One job: generate on the samplers, have the answers verified, train on the trainers, again and again.
 
+In the synchronous mode both groups are shared; in the asynchronous one each job has samplers of its own (`ahead`).
+
 Run as ``python -m timeslice.demo.job SPEC`` (JSON). It prints ``ready``, waits for a line on standard input, and dies
 when standard input ends early, so that it never outlives who started it. Its state on a device is in an arena
 of that device and nowhere else. What travels between the devices goes through host memory: the rollouts to verifier
@@ -43,6 +45,7 @@ class Spec(BaseModel):
     devices: dict[str, Path]  # group -> folder of its emulated device
     verifier: Path  # socket
     log: Path
+    staleness: int | None = None  # of the asynchronous mode; None: synchronous
     channel: bool  # register callbacks; else the agent moves the state from outside
     wait_s: float  # longest wait for a group, and for the verifier
 
@@ -52,10 +55,12 @@ class Log:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._writing = threading.Lock()
 
     def write(self, kind: str, **values: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, "at": time.monotonic(), **values}) + "\n")
-        self._file.flush()
+        with self._writing:
+            self._file.write(json.dumps({"kind": kind, "at": time.monotonic(), **values}) + "\n")
+            self._file.flush()
 
 
 def allocator(arena: Arena) -> Allocate:
@@ -85,7 +90,10 @@ def state_bytes(work: Work) -> dict[str, int]:
 
 
 class Job:
-    """A job's two halves. Each is loaded by its first phase; to be called only while the group is held."""
+    """A job's two halves. Each is loaded by its first phase; to be called only while the group is held.
+
+    A half without an arena is on devices of the job's own: its memory is the process's.
+    """
 
     def __init__(self, work: Work, arenas: dict[str, Arena]) -> None:
         self.work = work
@@ -96,7 +104,7 @@ class Job:
     def generate(self, step: int, trained: Array | None) -> Rollouts:
         """Take over the parameters that the trainer sent, if any, and draw a batch."""
         if self._sampler is None:
-            self._sampler = Sampler(self.work, allocator(self.arenas[SAMPLERS]))
+            self._sampler = Sampler(self.work, self._allocate(SAMPLERS))
             self._sampler.load()
         if trained is not None:
             self._sampler.trained[:] = trained
@@ -105,9 +113,12 @@ class Job:
     def train(self, rollouts: Rollouts, rewards: Array) -> Array:
         """Update, and send the parameters."""
         if self._trainer is None:
-            self._trainer = Trainer(self.work, allocator(self.arenas[TRAINERS]))
+            self._trainer = Trainer(self.work, self._allocate(TRAINERS))
             self._trainer.load()
         return self._trainer.train(rollouts, rewards)
+
+    def _allocate(self, group: str) -> Allocate:
+        return allocator(self.arenas[group]) if group in self.arenas else np.zeros
 
 
 def loop(job: Job, steps: int, verify: Verify, inside: Inside, log: Log) -> tuple[list[float], str]:
@@ -159,6 +170,7 @@ def holding(spec: Spec, log: Log) -> Inside:
 def main(text: str) -> None:
     """The process of one job."""
     from timeslice import register_arena
+    from timeslice.demo.ahead import loop_ahead
     from timeslice.demo.verifier import Verifier
 
     spec = Spec.model_validate_json(text)
@@ -174,7 +186,13 @@ def main(text: str) -> None:
         threading.Thread(target=_die_with_starter, daemon=True).start()
         log.write("begins")
         try:
-            rewards, digest = loop(Job(spec.work, arenas), spec.steps, verifier.rewards, inside, log)
+            job = Job(spec.work, arenas)
+            if spec.staleness is None:
+                rewards, digest = loop(job, spec.steps, verifier.rewards, inside, log)
+            else:
+                rewards, digest = loop_ahead(
+                    job, spec.steps, verifier.rewards, inside, log, staleness=spec.staleness, wait_s=spec.wait_s
+                )
         finally:
             log.write("ends")
         sizes = {group: arena.bytes_allocated for group, arena in arenas.items()}

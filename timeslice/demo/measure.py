@@ -48,6 +48,7 @@ class JobLog:
     rewards: tuple[float, ...]
     sha256: str
     bytes: dict[str, int]  # on each group's device
+    sampled_s: tuple[float, ...] = ()  # of each batch that samplers of its own generated
 
     @property
     def wall_s(self) -> float:
@@ -102,8 +103,14 @@ class Run:
         """Time that jobs spent inside holds of the group."""
         return sum(body.seconds for body in self.bodies if body.group == group)
 
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Those that were held."""
+        held = {body.group for body in self.bodies}
+        return tuple(group for group in GROUPS if group in held)
+
     def duty(self) -> dict[str, float]:
-        return {group: self.busy_s(group) / self.wall_s for group in GROUPS}
+        return {group: self.busy_s(group) / self.wall_s for group in self.groups}
 
 
 def read_log(job: str, path: Path) -> JobLog:
@@ -114,7 +121,14 @@ def read_log(job: str, path: Path) -> JobLog:
     names = Body.__dataclass_fields__.keys() - {"job"}
     bodies = [Body(job=job, **{name: line[name] for name in names}) for line in lines if line["kind"] == "body"]
     return JobLog(
-        job, at["begins"], at["ends"], tuple(bodies), tuple(result["rewards"]), result["sha256"], result["bytes"]
+        job,
+        at["begins"],
+        at["ends"],
+        tuple(bodies),
+        tuple(result["rewards"]),
+        result["sha256"],
+        result["bytes"],
+        tuple(line["seconds"] for line in lines if line["kind"] == "sampled"),
     )
 
 
@@ -169,16 +183,18 @@ def inflation(alone: Sequence[Body], sliced: Sequence[Body]) -> float:
 def summary(alone: Sequence[Run], sliced: Run) -> dict[str, Any]:
     """The comparison, as it goes into the JSON."""
     one_after_the_other = sum(run.wall_s for run in alone)
+    groups = sliced.groups
     bodies_alone = [body for run in alone for body in run.bodies]
     jobs_alone = {name: job for run in alone for name, job in run.jobs.items()}
-    busy = {group: sum(run.busy_s(group) for run in alone) for group in GROUPS}
+    busy = {group: sum(run.busy_s(group) for run in alone) for group in groups}
     busiest = max(busy, key=busy.__getitem__)
     longest = max(run.wall_s for run in alone)
     every = [*bodies_alone, *sliced.bodies]
     return {
+        "groups": list(groups),
         "alone": {
             "wall_s": round(one_after_the_other, 3),
-            "duty": _rounded({group: busy[group] / one_after_the_other for group in GROUPS}),
+            "duty": _rounded({group: busy[group] / one_after_the_other for group in groups}),
             "busy": round(sum(busy.values()) / one_after_the_other, 4),
             "jobs": {run.name: _alone(run) for run in alone},
         },
@@ -204,23 +220,23 @@ def summary(alone: Sequence[Run], sliced: Run) -> dict[str, Any]:
                 ),
                 4,
             )
-            for group in GROUPS
+            for group in groups
         },
         "body_s": {
             group: {
                 "alone": spread(body.seconds for body in bodies_alone if body.group == group),
                 "sliced": spread(body.seconds for body in sliced.bodies if body.group == group),
             }
-            for group in GROUPS
+            for group in groups
         },
         "swaps": len(sliced.swaps),
         "swaps_alone": sum(len(run.swaps) for run in alone),
-        "swap_s": {group: spread(swap.seconds for swap in sliced.swaps if swap.group == group) for group in GROUPS},
+        "swap_s": {group: spread(swap.seconds for swap in sliced.swaps if swap.group == group) for group in groups},
         "bytes_moved": bytes_moved(sliced.events),
         # From asking to inside: the queue and the swap together.
         "wait_s": {
             group: spread(body.entered - body.asked for body in sliced.bodies if body.group == group)
-            for group in GROUPS
+            for group in groups
         },
         "wait_alone_s": spread(body.entered - body.asked for body in bodies_alone),
         "rewards_equal": all(sliced.jobs[name].rewards == job.rewards for name, job in jobs_alone.items()),

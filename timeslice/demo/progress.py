@@ -49,6 +49,8 @@ class Watch:
             self._now(f"inside the {entry['group']} ({entry['phase']})", entry)
         elif kind == "body" and entry["phase"] == "generate":
             self._now("verification", entry)
+        elif kind == "starves":
+            self._now("verification of a batch", entry)
         elif kind == "reward":
             self.rewards.append(entry["reward"])
         elif kind in {"begins", "ends"}:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from timeslice.arena import Device
 from timeslice.demo.grpo import TOKENS, Work
-from timeslice.demo.job import GROUPS, Spec, state_bytes
+from timeslice.demo.job import GROUPS, TRAINERS, Spec, state_bytes
 from timeslice.demo.measure import Run, read_log, summary
 from timeslice.demo.processes import Child
 from timeslice.demo.progress import Progress, Watch
@@ -32,6 +32,9 @@ from timeslice.up import LocalStack
 
 JOBS = ("a", "b")
 TARGET_BUSY = 0.5  # share of its time that a job alone shall spend on its devices
+# The same of the trainers where samplers run ahead. Recorded: 42.0 % (asynchronous veRL, R1-1.5B, on three H100; public
+# telemetry of llm-d-incubation/llm-d-rl-time-slicing).
+TARGET_DUTY = 0.42
 _WARM_UP_STEPS = 3
 _FEWEST_STEPS = 4
 _RUNS = 3.4  # all runs together take about so many times as long as a job alone
@@ -40,6 +43,7 @@ _SETTLE_S = 30.0
 _WAIT_S = 120.0
 
 StatePath = Literal["channel", "checkpoint", "both"]
+Mode = Literal["sync", "async"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,13 @@ class Options:
     steps: int | None = None  # None: as many as fit into the budget
     budget_s: float = 27.0  # for all runs together, as estimated from the warm-up
     most_steps: int = 8
+    mode: Mode = "sync"
+    staleness: int = 2  # in the asynchronous mode: updates by which samplers may be behind
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """What the jobs share."""
+        return GROUPS if self.mode == "sync" else (TRAINERS,)
 
     def channel(self, job: str) -> bool:
         """Whether the job moves its state itself when asked; else the agent does it from outside."""
@@ -84,7 +95,7 @@ class _Demo:
     def __init__(self, options: Options, folder: Path, stack: ExitStack) -> None:
         self.options = options
         self.folder = folder
-        self.sizes = state_bytes(options.work)
+        self.sizes = {group: size for group, size in state_bytes(options.work).items() if group in options.groups}
         self.capacities = {group: size * 3 // 2 for group, size in self.sizes.items()}
         self.local = LocalStack(self.capacities)
         stack.callback(self.local.stop)
@@ -92,9 +103,9 @@ class _Demo:
         self.driver = SyncDriver(self.local.url)
         stack.callback(self.driver.close)
         self.keys = Keys()
-        self.devices = {group: runtime_dir() / "devices" / group for group in GROUPS}
+        self.devices = {group: runtime_dir() / "devices" / group for group in options.groups}
         self.progress = stack.enter_context(Progress(self._why))
-        self._last_event = dict.fromkeys(GROUPS, "")
+        self._last_event = dict.fromkeys(options.groups, "")
         self._runs = 0
         self.load_before = round(os.getloadavg()[0], 2)  # other work on the machine distorts every number
 
@@ -102,7 +113,7 @@ class _Demo:
         options, say = self.options, self.progress.say
         advisory = any(Device.open(path).advisory for path in self.devices.values())
         say(
-            "two GRPO jobs on two emulated devices; state of a job: "
+            f"two GRPO jobs share {' and '.join(options.groups)}, emulated devices; state of a job: "
             + ", ".join(
                 f"{size >> 20} MiB on the {group} ({self.capacities[group] >> 20} MiB)"
                 for group, size in self.sizes.items()
@@ -113,6 +124,8 @@ class _Demo:
         for job in JOBS:
             how = "by itself, when asked (channel)" if options.channel(job) else "from outside (checkpoint)"
             say(f"job {job}: state is moved {how}")
+        if options.mode == "async":
+            say(f"each job generates on samplers of its own, at most {options.staleness} updates behind")
         latency, steps = self._settle()
         say(f"{steps} steps; the verifier takes {latency:.3f} s for a batch of {options.work.batch} answers")
         alone = tuple(self._run(job, [job], steps, latency) for job in JOBS)
@@ -120,10 +133,14 @@ class _Demo:
         report = {
             "device": "emulated",
             "capacity_kept_by": "accounting" if advisory else "kernel",
+            "mode": options.mode,
+            "staleness": options.staleness if options.mode == "async" else 0,
             **summary(alone, sliced),
             "device_bytes": self.capacities,
             "state_moved_by": {job: "channel" if options.channel(job) else "checkpoint" for job in JOBS},
-            "weights_travel": "through host memory, inside the train and generate phases",
+            "weights_travel": "through host memory, inside the train and generate phases"
+            if options.mode == "sync"
+            else "through host memory, to samplers that each job has for itself",
             "verifier_latency_s": round(latency, 4),
             "verifier_latency_chosen": "measured" if options.latency_s is None else "given",
             "steps": steps,
@@ -143,12 +160,16 @@ class _Demo:
         run = self._run("warm-up", [JOBS[0]], _WARM_UP_STEPS, 0.0)
         busy = sum(
             statistics.median(body.seconds for body in run.bodies if body.group == group and body.step)
-            for group in GROUPS
+            for group in self.options.groups
         )
+        if self.options.mode == "sync":
+            making, period = busy, busy / TARGET_BUSY
+        else:
+            making, period = statistics.median(run.jobs[JOBS[0]].sampled_s[1:]), busy / TARGET_DUTY
         if latency is None:
-            latency = busy * (1 / TARGET_BUSY - 1)
+            latency = max(period - making, 0.0)
         if steps is None:
-            fit = int(self.options.budget_s / ((busy + latency) * _RUNS))
+            fit = int(self.options.budget_s / (max(making + latency, busy) * _RUNS))
             steps = min(max(fit, _FEWEST_STEPS), self.options.most_steps)
         return latency, steps
 
@@ -202,6 +223,7 @@ class _Demo:
             devices=self.devices,
             verifier=verifier,
             log=folder / f"{job}.jsonl",
+            staleness=self.options.staleness if self.options.mode == "async" else None,
             channel=self.options.channel(job),
             wait_s=wait_s,
         )
@@ -210,7 +232,7 @@ class _Demo:
         """The events of both groups since the last call. Read often, for the streams keep only the newest."""
         client: Any = self.driver.client
         found = []
-        for group in GROUPS:
+        for group in self.options.groups:
             after = self._last_event[group]
             read = partial(client.xrange, self.keys.group(group).events, f"({after}" if after else "-")
             for entry, fields in self.driver.retry(read):
@@ -221,7 +243,7 @@ class _Demo:
     def _await_empty_devices(self) -> None:
         """Wait until the agent has seen the jobs of the run before end: that is not this run's cost."""
         until = time.monotonic() + _SETTLE_S
-        for group in GROUPS:
+        for group in self.options.groups:
             while left := self.driver.view(self.keys.group(group)).resident:
                 if time.monotonic() > until:
                     raise TimeSliceError(

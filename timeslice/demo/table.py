@@ -11,7 +11,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from timeslice.demo.job import GROUPS
 from timeslice.demo.measure import disturbance
 
 
@@ -25,7 +24,9 @@ def tables(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _runs(report: dict[str, Any]) -> Table:
-    table = Table("run", "wall", *(f"{group} busy" for group in GROUPS), "reward", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        "run", "wall", *(f"{group} busy" for group in report["groups"]), "reward", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for name, run in report["alone"]["jobs"].items():
         rewards = report["rewards"][name]["alone"]
         table.add_row(f"job {name} alone", *_times(run), f"{rewards[0]:.2f} to {rewards[-1]:.2f}")
@@ -36,7 +37,7 @@ def _runs(report: dict[str, Any]) -> Table:
 
 
 def _times(run: dict[str, Any]) -> list[str]:
-    return [f"{run['wall_s']:.1f} s", *(f"{run['duty'][group]:.0%}" for group in GROUPS)]
+    return [f"{run['wall_s']:.1f} s", *(f"{duty:.0%}" for duty in run["duty"].values())]
 
 
 def _moves(report: dict[str, Any]) -> Table:
@@ -50,7 +51,7 @@ def _moves(report: dict[str, Any]) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for group in GROUPS:
+    for group in report["groups"]:
         body, swap, wait = report["body_s"][group]["sliced"], report["swap_s"][group], report["wait_s"][group]
         table.add_row(
             group,
@@ -66,13 +67,19 @@ def _moves(report: dict[str, Any]) -> Table:
 def _verdict(report: dict[str, Any]) -> str:
     limits = report["gain_limits"]
     return (
-        f"alone a job is on its devices {report['alone']['busy']:.0%} of its time "
-        f"(verifier: {report['verifier_latency_s']:.3f} s a batch)\n"
+        f"{_use(report)} (verifier: {report['verifier_latency_s']:.3f} s a batch)\n"
         f"{report['swaps']} swaps moved {report['bytes_moved'] / 2**20:,.0f} MiB on emulated devices; "
         f"{report['overlaps']} overlaps; tokens {'rise' if report['tokens_monotonic'] else 'DO NOT RISE'}\n"
         f"gain {report['gain']:.2f} over one after the other; the bound is {report['gain_bound']:.2f} "
         f"(longest job {limits['longest_job_s']:.1f} s, {limits['busiest_group']} busy {limits['busiest_s']:.1f} s)"
     )
+
+
+def _use(report: dict[str, Any]) -> str:
+    if report["mode"] == "sync":
+        return f"alone a job is on its devices {report['alone']['busy']:.0%} of its time"
+    alone, sliced = report["alone"]["duty"]["trainers"], report["sliced"]["duty"]["trainers"]
+    return f"the trainers are in use {alone:.0%} of the time by one job after the other, {sliced:.0%} shared"
 
 
 def _text(table: Table) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from timeslice.demo.job import GROUPS
 from timeslice.demo.measure import Run
 
 _COLOURS = ("#2a6f97", "#e07a1f", "#5a8f3d", "#8e5aa0")
@@ -22,8 +21,9 @@ def draw(alone: Sequence[Run], sliced: Run, gain: float, paths: Sequence[Path]) 
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch
 
+    groups = sliced.groups
     colours = dict(zip(sliced.jobs, _COLOURS, strict=False))
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(11, 4.2), layout="constrained")
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(11, 2.2 + len(groups)), layout="constrained")
     at = 0.0
     for run in alone:  # one after the other
         _bars(above, run, at - run.begins, colours)
@@ -32,8 +32,8 @@ def draw(alone: Sequence[Run], sliced: Run, gain: float, paths: Sequence[Path]) 
     _bars(below, sliced, -sliced.begins, colours)
     below.set_title(f"sliced, by turns: {sliced.wall_s:.1f} s, gain {gain:.2f}", loc="left", fontsize=10)
     for axes in (above, below):
-        axes.set_yticks(range(len(GROUPS)), GROUPS)
-        axes.set_ylim(len(GROUPS) - 0.5, -0.5)
+        axes.set_yticks(range(len(groups)), groups)
+        axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     below.set_xlabel("seconds (emulated devices)")
@@ -48,7 +48,7 @@ def draw(alone: Sequence[Run], sliced: Run, gain: float, paths: Sequence[Path]) 
 
 
 def _bars(axes: Any, run: Run, shift: float, colours: dict[str, str]) -> None:
-    for row, group in enumerate(GROUPS):
+    for row, group in enumerate(run.groups):
         for job, colour in colours.items():
             spans = [(b.entered + shift, b.seconds) for b in run.bodies if b.group == group and b.job == job]
             axes.broken_barh(spans, (row - 0.35, 0.7), facecolors=colour)
