@@ -195,7 +195,7 @@ class TimeSliceOrchestratorClient:
             raise _translated(error, self._hint) from error
         if not view.exists:
             raise OrchestratorInvalidArgumentError(f"no group {view.name}; see list_groups()", group=view.name)
-        return _status(view)
+        return group_status(view)
 
     def list_groups(self) -> list[str]:
         """Names of all groups."""
@@ -236,7 +236,8 @@ def _result(lease: BaseLease) -> AcquireResult:
     return AcquireResult(success=True, waited_ms=round(grant.waited_s * 1000), context_restored=grant.how == "restored")
 
 
-def _status(view: GroupView) -> GroupStatus:
+def group_status(view: GroupView) -> GroupStatus:
+    """A group in the words of llm-d."""
     loaded = view.resident[0] if view.resident else ""
     if view.swap:
         state = GroupState.SWITCHING

@@ -61,6 +61,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
     _driver_type: ClassVar[type[Any]]
 
     lock_only_words = "lock_only=True"  # how our caller asks for a plain lock
+    registers = True  # this process is the job's own, so its node's agent is told of it
 
     def __init__(self, url: str | None = None, job: str | None = None, prefix: str | None = None) -> None:
         settings = Settings()
@@ -142,7 +143,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
             lease = self._lease_type(self, keys, request, grant, terms)
             lease.taken_by = self._taker()
             self.renewer.add(lease)
-            if grant.mode == "served":
+            if grant.mode == "served" and self.registers:
                 self.renewer.remember(keys, request.job, self.host, self.floors)
                 if not grant.registered:
                     yield self._register(keys, request.job)
