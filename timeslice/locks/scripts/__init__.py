@@ -56,6 +56,7 @@ from timeslice.locks.scripts.coordinator import (
     settle,
     step,
 )
+from timeslice.locks.scripts.gang import gang_point
 from timeslice.locks.scripts.operator import (
     Revoked,
     configure,
@@ -101,6 +102,7 @@ __all__ = [
     "drain",
     "evict",
     "forget",
+    "gang_point",
     "heartbeat",
     "leave",
     "leave_node",
