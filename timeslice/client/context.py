@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from timeslice.client.lease import BaseLease
 from timeslice.client.steps import Steps
 from timeslice.errors import UsageError
 
 if TYPE_CHECKING:
     from timeslice.client.core import BaseClient
+    from timeslice.client.lease import BaseLease
 
 Key = tuple[str, str, str]  # url, prefix, group
 
 
 class Holding:
-    """A group that the current context holds, and how many nested holds share it; the last one out yields."""
+    """A group that the current context holds, and who is inside: the threads or tasks of the nested holds that share
+    it, outermost first. The last one out yields."""
 
-    __slots__ = ("client", "count", "key", "lease")
+    __slots__ = ("client", "inside", "key", "lease")
 
     def __init__(self, client: BaseClient[Any, Any], key: Key, lease: BaseLease) -> None:
         self.client = client
         self.key = key
         self.lease = lease
-        self.count = 1
+        self.inside: list[object] = [_here()]
+        lease.holding = self
+
+    @property
+    def count(self) -> int:
+        return len(self.inside)
 
     def join(self, job: str) -> bool:
         """Share this holding. False if it is over; raises if that would wait for itself or run without the lease."""
         if self.lease.inherited:
             return False
         with _counting:
-            if not self.count or self.lease.state in {"yielding", "yielded"}:
+            if not self.count or self.lease.at_point or self.lease.state in {"yielding", "yielded"}:
                 return False
             if self.lease.job != job:
                 raise UsageError(
@@ -45,7 +52,7 @@ class Holding:
                 )
             if self.lease.state == "lost":
                 self.lease.ensure_held()
-            self.count += 1
+            self.inside.append(_here())
             return True
 
 
@@ -60,6 +67,29 @@ def _start_clean() -> None:
 
 
 os.register_at_fork(after_in_child=_start_clean)
+
+
+def _here() -> object:
+    """The task that runs now, else the thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task or threading.current_thread()
+
+
+def enter_point(lease: BaseLease) -> bool:
+    """Mark the lease as being at a yield point, so that nobody joins it. False if some other thread or task is in a
+    nested hold of its own: only it knows whether it computes. LeaseUncertainError if one is at a point already."""
+    here = _here()
+    with _counting:
+        if lease.at_point:
+            lease.ensure_held()
+        nested = lease.holding.inside[1:] if lease.holding else []
+        if any(each is not here for each in nested):
+            return False
+        lease.at_point = True
+        return True
 
 
 def current(key: Key) -> Holding | None:
@@ -80,11 +110,14 @@ def release(holding: Holding) -> Steps[None]:
     """Leave a holding; the last one out yields."""
     if holding.lease.inherited:
         return
+    here = _here()
     with _counting:
-        holding.count -= 1
+        # Frameworks may enter in one thread and leave in another.
+        entry = next((i for i in reversed(range(holding.count)) if holding.inside[i] is here), -1)
+        del holding.inside[entry]
         if holding.count:
             return
-    here = _held.get()
-    if here.get(holding.key) is holding:
-        _held.set({key: held for key, held in here.items() if held is not holding})
+    known = _held.get()
+    if known.get(holding.key) is holding:
+        _held.set({key: held for key, held in known.items() if held is not holding})
     yield from holding.client._yield(holding.lease)  # noqa: SLF001

@@ -114,8 +114,17 @@ class BaseClient(Generic[LeaseT, DriverT]):
         if counter > self.floors.get(group, 0):
             self.floors[group] = counter
 
-    def _acquire(self, group: str, terms: Terms, timeout: float | None, *, limit: float | None = None) -> Steps[LeaseT]:
-        """``limit``: what the caller gave, of which ``timeout`` is left."""
+    def _acquire(
+        self,
+        group: str,
+        terms: Terms,
+        timeout: float | None,
+        *,
+        limit: float | None = None,
+        again: BaseLease | None = None,
+    ) -> Steps[LeaseT]:
+        """``limit``: what the caller gave, of which ``timeout`` is left. ``again``: the lease that is to go on with the
+        new grant, instead of a new one."""
         keys = self.group_keys(group)
         pid = os.getpid()
         request = Request(
@@ -140,7 +149,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 self._indexed.add(group)
             grant = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
             self.raise_floor(group, grant.counter)
-            lease = self._lease_type(self, keys, request, grant, terms)
+            lease = again.regranted(request, grant) if again else self._lease_type(self, keys, request, grant, terms)
             lease.taken_by = self._taker()
             self.renewer.add(lease)
             if grant.mode == "served" and self.registers:

@@ -3,7 +3,8 @@
 ::
 
     held ──yield──> yielding ──answered──> yielded
-      │                │
+      │ ^              │                      │
+      │ └───────────────── a yield point ─────┤ not had again
       └────────────────┴──── the server or the clock says so ──> lost   (final)
 
 ``yielding`` is the unknown state: until the server answers, the group may still be ours.
@@ -12,13 +13,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from timeslice.client.points import ASK_S, point
+from timeslice.client.steps import run, run_async
 from timeslice.errors import LeaseLostError, LeaseUncertainError, quoted
 from timeslice.locks import scripts
 from timeslice.locks.flows import Grant
@@ -27,6 +31,7 @@ from timeslice.locks.scripts import Call, NotHolder, Renewed, Request, Yielded
 
 if TYPE_CHECKING:
     from timeslice.client.aio import AsyncClient
+    from timeslice.client.context import Holding
     from timeslice.client.core import BaseClient
     from timeslice.client.sync import Client
     from timeslice.client.terms import Terms
@@ -52,25 +57,42 @@ class BaseLease:
     ) -> None:
         self.group = keys.name
         self.job = request.job
-        self.lease_id = request.waiter
-        self.fencing_token = grant.token
-        self.grant = grant
         self.lost = threading.Event()
-        self.lock_only = grant.mode == "lock"
-        self.lease_s = request.lease_ms / 1000
-        # The lease counts from when the last confirmed call was sent: the server counts from later.
-        self.expires_at = grant.sent_at + self.lease_s  # monotonic
-        self.renew_at = grant.sent_at + min(self.lease_s / 3, LONGEST_RENEWAL_S)
         self.taken_by: object = None  # the thread or task
+        self.holding: Holding | None = None  # where it came from a hold
+        self.at_point = False  # a yield point has given it back, or is about to, and takes it again
         self._client = client
         self._keys = keys
-        self._request = request
         self._terms = terms
-        self._state: State = "held"
         self._why = ""
         self._changing = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
         self._pid = os.getpid()
+        self._adopt(request, grant)
+
+    def _adopt(self, request: Request, grant: Grant) -> None:
+        self.lease_id = request.waiter
+        self.fencing_token = grant.token
+        self.grant = grant
+        self.lock_only = grant.mode == "lock"
+        self.lease_s = request.lease_ms / 1000
+        self.pending = 0  # waiters, when the server last told
+        self._request = request
+        self._state: State = "held"
+        self._stands(grant.sent_at)
+        self.ask_at = grant.sent_at
+
+    def _stands(self, sent_at: float) -> None:
+        """The lease counts from when the last confirmed call was sent: the server counts from later."""
+        self.expires_at = sent_at + self.lease_s  # monotonic
+        self.renew_at = sent_at + min(self.lease_s / 3, LONGEST_RENEWAL_S)
+        self.ask_at = sent_at + ASK_S
+
+    def regranted(self, request: Request, grant: Grant) -> Self:
+        """Go on with a new grant: the end of a yield point."""
+        with self._changing:
+            self._adopt(request, grant)
+        return self
 
     @property
     def state(self) -> State:
@@ -107,6 +129,14 @@ class BaseLease:
             self._expire()
         if self._state == "lost":
             raise self._error(self._why)
+        if self.at_point:
+            raise LeaseUncertainError(
+                f"group {self.group}: job {self.job} is at a yield point and takes the group again. Pause the work and "
+                "ask again; it is held again or lost when the point returns.",
+                group=self.group,
+                job=self.job,
+                token=self.fencing_token,
+            )
         if self._state != "held":
             raise self._error("it was yielded")
 
@@ -126,11 +156,14 @@ class BaseLease:
         floor = self._client.floors.get(self.group, 0)
         return scripts.renew(self._keys, self._request, self.fencing_token, floor=floor, mode=mode)
 
-    def note_renewal(self, reply: Renewed | scripts.Lost, sent_at: float) -> None:
+    def note_renewal(self, reply: Renewed | scripts.Lost, sent_at: float, lease_id: str = "") -> None:
+        """``lease_id``: what was renewed. A yield point may have taken the group anew since."""
         self._client.raise_floor(self.group, reply.counter)
+        if lease_id and lease_id != self.lease_id:
+            return
         if isinstance(reply, Renewed):
-            self.expires_at = sent_at + self.lease_s
-            self.renew_at = sent_at + min(self.lease_s / 3, LONGEST_RENEWAL_S)
+            self.pending = reply.pending
+            self._stands(sent_at)
         elif self._state == "held":  # while a yield is under way, "lost" only says that it has arrived
             self._lose(_why(reply))
 
@@ -155,7 +188,9 @@ class BaseLease:
             self._state = "yielding"
         return True
 
-    def end_yield(self, reply: Yielded | NotHolder) -> None:
+    def end_yield(self, reply: Yielded | NotHolder, lease_id: str = "") -> None:
+        if lease_id and lease_id != self.lease_id:
+            return  # left to the renewal thread by a yield point, which has taken the group anew since
         if isinstance(reply, NotHolder):
             self._lose(_why(reply))
             return
@@ -170,16 +205,29 @@ class BaseLease:
 
     def yield_later(self) -> None:
         """Leave the yield to the renewal thread."""
-        self._client.renewer.later(self.yield_call(), self.yield_name, self.end_yield)
+        ending = functools.partial(self.end_yield, lease_id=self.lease_id)
+        self._client.renewer.later(self.yield_call(), self.yield_name, ending)
+
+    def leave_at_point(self) -> None:
+        """The yield of a yield point is on its way: what becomes of it is told by the next grant."""
+        with self._changing:
+            if self._state == "yielding":
+                self._state = "yielded"
+
+    def give_up(self, why: str) -> None:
+        """End a lease that a yield point gave back and could not have again."""
+        held = self._state == "held"  # an interrupt came just after the grant
+        if self._lose(why, final=("lost",)) and held:
+            self.yield_later()
 
     def _expire(self) -> None:
         if self._lose(f"the server did not confirm it for {self.lease_s:g} s"):
             # The server may have stood still meanwhile and still count us in.
             self.yield_later()
 
-    def _lose(self, why: str) -> bool:
+    def _lose(self, why: str, *, final: tuple[State, ...] = ("lost", "yielded")) -> bool:
         with self._changing:
-            if self._state in {"lost", "yielded"}:
+            if self._state in final:
                 return False
             self._state, self._why = "lost", why
         self._client.renewer.drop(self)
@@ -224,6 +272,35 @@ class Lease(BaseLease):
         """Give the group up. None: it had ended already, or the server does not answer (then tried on behind)."""
         return self._client.yield_(self)
 
+    def yield_point(
+        self, min_slice: float = 5.0, timeout: float | None = None, ready: Callable[[], bool] | None = None
+    ) -> bool:
+        """Let others have a turn, at a place where nothing of this job computes; True if they had one. Seconds.
+
+        If others wait and the job has had the group for ``min_slice``, it is yielded and taken again before this
+        returns: the same lease goes on, with a new ``fencing_token``. Else this costs nothing: the server is asked at
+        most once a second, and only after ``min_slice``.
+
+        ``ready`` tells whether there is something to compute. While it is false the group is yielded whoever waits,
+        and taken again once it is true; it is asked about 20 times a second::
+
+            timeslice.until_ready(batches.full)           # wait for the first batch off the device
+            with timeslice.hold("trainers") as lease:
+                for _ in range(steps):
+                    lease.yield_point(ready=batches.full)  # starved: others train until there is a batch
+                    train(batches.get())
+
+        ``timeout``: seconds to wait until it is held again. What ends the wait (AcquireTimeoutError, DeadlockError, an
+        error of ``ready``, ...) is raised; then the lease is over, and ``lost`` is set.
+        Raises LeaseLostError if it was lost before. A point inside of which another task or thread is in a nested hold
+        of the group yields nothing. Of a hold of several groups only this one is yielded: call it on the last one.
+        With ``TIMESLICE_DISABLE=1`` it only waits for ``ready``.
+        """
+        return run(point(self, min_slice, timeout, ready))
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
 
 class AsyncLease(BaseLease):
     """A lease had from AsyncClient."""
@@ -233,6 +310,18 @@ class AsyncLease(BaseLease):
     async def yield_(self) -> Yielded | None:
         """As ``Lease.yield_``."""
         return await self._client.yield_(self)
+
+    async def yield_point(
+        self,
+        min_slice: float = 5.0,
+        timeout: float | None = None,
+        ready: Callable[[], bool | Awaitable[bool]] | None = None,
+    ) -> bool:
+        """As ``Lease.yield_point``; ``ready`` may be a coroutine function."""
+        return await run_async(point(self, min_slice, timeout, ready))
+
+    def pause(self, seconds: float) -> Awaitable[None]:
+        return asyncio.sleep(seconds)
 
     async def wait_lost(self) -> None:
         """Return when the lease is lost; for ``asyncio.wait`` beside the work."""

@@ -80,7 +80,7 @@ class Renewer:
             self._rouse(lease.renew_at)
 
     def drop(self, lease: BaseLease) -> None:
-        self._leases.pop(lease.lease_id, None)
+        self._leases.pop(lease.lease_id, None)  # of one that is at a yield point the id changes
 
     def remember(self, keys: GroupKeys, job: str, host: str, floors: dict[str, int]) -> None:
         """Repeat this process's registration for as long as it lives."""
@@ -121,9 +121,9 @@ class Renewer:
         """Sleep until something is due, or do what is due."""
         with self._wake:
             now = time.monotonic()
-            leases, errands = list(self._leases.values()), list(self._errands)
+            leases, errands = list(self._leases.items()), list(self._errands)
             registrations = list(self._registrations.values())
-            due = [lease.renew_at for lease in leases]
+            due = [lease.renew_at for _, lease in leases]
             due += [errand.at for errand in errands]
             due += [known.at for known in registrations]
             at = min(due, default=math.inf)
@@ -136,9 +136,9 @@ class Renewer:
                 self._wake_at = -math.inf
                 return
         answers = True
-        for lease in sorted(leases, key=lambda lease: lease.renew_at):
+        for lease_id, lease in sorted(leases, key=lambda each: each[1].renew_at):
             if lease.renew_at <= time.monotonic():
-                answers = self._renew(lease, send=answers) and answers
+                answers = self._renew(lease_id, lease, send=answers) and answers
         for errand in errands:
             if errand.at <= time.monotonic():
                 answers = self._attempt(errand, send=answers) and answers
@@ -146,16 +146,17 @@ class Renewer:
             if known.at <= time.monotonic():
                 answers = self._register(known, send=answers) and answers
 
-    def _renew(self, lease: BaseLease, *, send: bool) -> bool:
+    def _renew(self, lease_id: str, lease: BaseLease, *, send: bool) -> bool:
         """False if the server did not answer; then the others of this turn are not sent."""
         sent = time.monotonic()
         lease.note_clock(sent)
-        if lease.state != "held":
-            self.drop(lease)
+        call = lease.renewal()
+        if lease.state != "held" or lease.lease_id != lease_id:
+            self._leases.pop(lease_id, None)
             return True
         if send:
             try:
-                lease.note_renewal(self._connection().run(lease.renewal(), deadline_s=0), sent)
+                lease.note_renewal(self._connection().run(call, deadline_s=0), sent, lease_id)
                 return True
             except TimeSliceError as error:
                 log.info("group %s: renewal for job %s: %s", lease.group, lease.job, error)
