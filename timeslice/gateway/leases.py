@@ -1,0 +1,355 @@
+"""Leases of callers that have no heartbeat of their own. The rule: timeslice/gateway/README.md.
+
+The gateway renews each lease for its caller, until the caller yields, all of its job's processes have ended, or the
+maximum hold is over. It keeps nothing that Redis has not: another gateway finds the leases by their host,
+``gateway.<node>``, and goes on with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from timeslice.client.aio import AsyncClient
+from timeslice.client.lease import AsyncLease
+from timeslice.client.terms import Terms
+from timeslice.errors import (
+    LeaseLostError,
+    NotHolderError,
+    RedisUnreachableError,
+    TimeSliceError,
+    UnknownGroupError,
+)
+from timeslice.gateway.faults import UnavailableError
+from timeslice.locks import scripts
+from timeslice.locks.flows import Grant
+from timeslice.locks.scripts import Request, Yielded, text
+from timeslice.locks.view import GroupView
+from timeslice.models import Residency
+from timeslice.names import check_name, is_name
+
+log = logging.getLogger("timeslice.gateway")
+
+LOOK_S = 1.0  # between two looks at what is held or waited for
+PAST_S = 120.0  # so long a repeated yield is answered like the first; the lock protocol remembers as long
+HOST = "gateway."  # how the hosts of all gateways begin
+
+Key: TypeAlias = tuple[str, str]  # group, job
+
+_asks_for: ContextVar[str | None] = ContextVar("timeslice_gateway_job", default=None)
+
+
+class GatewayClient(AsyncClient):
+    """Takes leases for jobs whose processes are elsewhere."""
+
+    registers = False
+
+    def __init__(self, url: str, prefix: str, node: str) -> None:
+        super().__init__(url, "gateway", prefix)
+        self.host = HOST + node
+
+    def _taker(self) -> object:
+        """The job, so that a wait knows what else its job holds here, and finds circles."""
+        return _asks_for.get()
+
+
+@dataclass(eq=False)
+class Hold:
+    """A lease that is kept for a job."""
+
+    lease: AsyncLease
+    until: float  # monotonic: the end of the maximum hold
+    told: bool = False  # a caller knows that it has it
+    vouched: bool = False  # agents have shown processes of the job since it is held
+    nodes: set[str] = field(default_factory=set)  # where they run, as far as is known
+
+
+@dataclass(eq=False)
+class _Asking:
+    """One request for all callers of a job that ask for the same group at a time."""
+
+    task: asyncio.Task[Hold]
+    callers: int = 0
+
+
+@dataclass(frozen=True)
+class _Past:
+    lease: AsyncLease
+    lost: str  # why it was lost, or "" for one that was yielded
+    until: float
+
+
+class Leases:
+    """What the gateway holds and waits for. All of it runs in one event loop."""
+
+    def __init__(self, client: GatewayClient, max_hold_s: float) -> None:
+        self._client = client
+        self._max_hold_s = max_hold_s
+        self._held: dict[Key, Hold] = {}
+        self._asking: dict[Key, _Asking] = {}
+        self._past: dict[Key, _Past] = {}
+        self._stopping = False
+
+    # for callers
+
+    async def take(self, group: str, job: str) -> tuple[AsyncLease, bool]:
+        """Wait for the group; at once if it is held for the job already (then False). Cancelled, the last caller of
+        a job takes the request out of the queue."""
+        key = (check_name("group", group), check_name("job", job))
+        if hold := self._standing(key):
+            hold.told = True
+            return hold.lease, False
+        if self._stopping:
+            raise self._stops(key)
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = _Asking(asyncio.create_task(self._ask(*key)))
+        asking.callers += 1
+        try:
+            await asyncio.wait({asking.task})
+        except asyncio.CancelledError:
+            await self._leave(key, asking)
+            raise
+        if self._asking.get(key) is asking:
+            del self._asking[key]
+        if asking.task.cancelled():
+            raise self._stops(key)
+        hold = asking.task.result()
+        hold.told = True
+        return hold.lease, True
+
+    async def give_up(self, group: str, job: str) -> Yielded:
+        """Yield for the job. NotHolderError if no gateway holds the group for it."""
+        key = (check_name("group", group), check_name("job", job))
+        view = await self.look(group)
+        if hold := self._held.get(key) or self._adopt(view, job):
+            return await self._release(key, hold)
+        past = self._past.get(key)
+        if past and not past.lost:
+            lease = past.lease
+            call = scripts.yield_(self._client.group_keys(group), lease.lease_id, lease.fencing_token)
+            reply = await self._client.driver.run(call)
+            if isinstance(reply, Yielded):
+                return reply
+        raise NotHolderError(past.lost if past and past.lost else _not_holder(view, job), group=group, job=job)
+
+    async def look(self, group: str) -> GroupView:
+        """The group as it stands. UnknownGroupError."""
+        view = await self._client.driver.view(self._client.keys.group(group))
+        if not view.exists:
+            raise UnknownGroupError(
+                f"no group {group}: nobody declared or serves it. See: timeslice groups", group=group
+            )
+        return view
+
+    async def groups(self) -> list[str]:
+        """Names of all groups."""
+        (members,) = await self._client.driver.pipe([("SMEMBERS", self._client.keys.groups)])
+        return sorted(filter(is_name, map(text, members)))
+
+    # for the server
+
+    async def resume(self) -> None:
+        """Go on with the leases of a gateway of this name that ended a moment ago."""
+        for group in await self.groups():
+            view = await self._client.driver.view(self._client.keys.group(group))
+            if view.state.get("host") == self._client.host and self._adopt(view, view.holder):
+                log.info("group %s: going on with the lease of job %s", group, view.holder)
+
+    async def watch(self) -> None:
+        """Look after what is held, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            self._past = {key: past for key, past in self._past.items() if past.until > now}
+            for key, hold in list(self._held.items()):
+                try:
+                    if self._standing(key) is hold:
+                        await self._look_after(key, hold)
+                except TimeSliceError as error:
+                    log.info("group %s: the lease of job %s could not be looked after: %s", *key, error)
+
+    async def end_waits(self) -> None:
+        """Withdraw what is asked for, and ask for nothing any more."""
+        self._stopping = True
+        waiting = [asking.task for asking in self._asking.values()]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Leave leases to their terms: callers compute under them, and the next gateway of this name goes on with
+        them."""
+        await self.end_waits()
+        for hold in self._held.values():
+            self._client.renewer.drop(hold.lease)
+        await self._client.close()
+
+    # asking
+
+    async def _ask(self, group: str, job: str) -> Hold:
+        _asks_for.set(sys.intern(job))
+        view = await self.look(group)
+        if hold := self._adopt(view, job):
+            return hold
+        _refuse_unknown(view)
+        asked = asyncio.create_task(self._client.acquire(group, job=job))
+        try:
+            while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
+                await self._check(group)
+            lease = asked.result()
+        except BaseException:
+            asked.cancel()
+            (found,) = await asyncio.gather(asked, return_exceptions=True)
+            if isinstance(found, AsyncLease):
+                await found.yield_()
+            raise
+        return self._keep(lease, 0.0)
+
+    async def _check(self, group: str) -> None:
+        try:
+            _refuse_unknown(await self.look(group))
+        except RedisUnreachableError as error:
+            log.debug("group %s: %s", group, error)  # the wait itself rides that out, or ends with it
+
+    async def _leave(self, key: Key, asking: _Asking) -> None:
+        asking.callers -= 1
+        if asking.callers:
+            return
+        if self._asking.get(key) is asking:
+            del self._asking[key]  # who asks from now on asks anew
+        asking.task.cancel()
+        (hold,) = await asyncio.gather(asking.task, return_exceptions=True)
+        if isinstance(hold, Hold) and not hold.told and self._held.get(key) is hold:
+            await self._release(key, hold)  # granted in the moment in which its caller left
+
+    def _stops(self, key: Key) -> UnavailableError:
+        return UnavailableError(
+            f"group {key[0]}: the gateway stops; the request of job {key[1]} is withdrawn. Ask again.",
+            group=key[0],
+            job=key[1],
+        )
+
+    # keeping
+
+    def _keep(self, lease: AsyncLease, held_s: float) -> Hold:
+        key = (lease.group, lease.job)
+        self._past.pop(key, None)
+        hold = self._held[key] = Hold(lease, time.monotonic() + self._max_hold_s - held_s)
+        return hold
+
+    def _standing(self, key: Key) -> Hold | None:
+        """What is held, if it still is. LeaseUncertainError while the server does not answer."""
+        hold = self._held.get(key)
+        if hold:
+            try:
+                hold.lease.ensure_held()
+            except LeaseLostError as error:
+                self._end(key, hold, str(error))
+                return None
+        return hold
+
+    def _end(self, key: Key, hold: Hold, lost: str) -> None:
+        if self._held.get(key) is hold:
+            del self._held[key]
+        self._past[key] = _Past(hold.lease, lost, time.monotonic() + PAST_S)
+
+    async def _release(self, key: Key, hold: Hold) -> Yielded:
+        lease = hold.lease
+        self._end(key, hold, "")
+        reply = await lease.yield_()
+        if reply is None:
+            if lease.lost.is_set():
+                try:
+                    lease.ensure_held()
+                except LeaseLostError as error:
+                    self._end(key, hold, str(error))
+                    raise
+            raise RedisUnreachableError(
+                f"group {lease.group}: the yield of job {lease.job} is not answered; it is tried on. Repeat it.",
+                group=lease.group,
+                job=lease.job,
+            )
+        return reply
+
+    def _adopt(self, view: GroupView, job: str) -> Hold | None:
+        """Keep a lease of the job that this gateway in a former life, or another one, has taken. One with a label is
+        no caller's: a Restore takes and yields it by itself."""
+        state = view.state
+        ours = state.get("host", "").startswith(HOST) and state.get("confirmed") == "1" and not state.get("label")
+        if not ours or not job or view.holder != job:
+            return None
+        lease_ms = view.number("lease_ms")
+        request = Request(
+            waiter=state["lease_id"],
+            job=job,
+            host=state["host"],
+            pid=view.number("pid"),
+            start=view.number("start"),
+            label=state.get("label", ""),
+            lease_ms=lease_ms,
+        )
+        sent_at = time.monotonic() - (lease_ms - (view.number("deadline_ms") - view.now_ms)) / 1000
+        grant = Grant(view.number("token"), "no-op", 0.0, 0.0, view.mode, True, view.counter, sent_at)
+        lease = AsyncLease(self._client, self._client.group_keys(view.name), request, grant, Terms(job))
+        lease.taken_by = sys.intern(job)
+        self._client.raise_floor(view.name, view.counter)
+        self._client.renewer.add(lease)
+        return self._keep(lease, (view.now_ms - view.number("granted_at_ms")) / 1000)
+
+    async def _look_after(self, key: Key, hold: Hold) -> None:
+        """End a lease whose job's processes have all ended, or that was held for too long."""
+        view = await self.look(hold.lease.group)
+        if view.state.get("lease_id") != hold.lease.lease_id:
+            return  # its next renewal tells why, or puts it back
+        running = {node for job, node in (name.split("/")[:2] for name in view.targets) if job == hold.lease.job}
+        hold.nodes = running | {node for node in hold.nodes if not _told(view, node)}
+        if hold.vouched and not hold.nodes:
+            await self._revoke(key, hold, view, "all processes of the job have ended")
+        elif time.monotonic() > hold.until:
+            await self._revoke(key, hold, view, f"held for {self._max_hold_s:g} s, the gateway's maximum")
+        hold.vouched |= bool(running)
+
+    async def _revoke(self, key: Key, hold: Hold, view: GroupView, why: str) -> None:
+        """Take it away. The caller may still compute: agents move a served job off the device before the next
+        grant, and a lock-only group is granted when the old term is over."""
+        lease = hold.lease
+        by, keys = self._client.host, self._client.group_keys(lease.group)
+        await self._client.driver.run(
+            scripts.revoke(keys, lease.job, lease.lease_id, lease.fencing_token, by, why, floor=view.counter)
+        )
+        self._client.renewer.drop(lease)
+        log.warning("group %s: the lease of job %s (token %s) is ended: %s", *key, lease.fencing_token, why)
+        self._end(key, hold, f"group {lease.group}: the lease of job {lease.job} was ended by {by}: {why}")
+
+
+def _told(view: GroupView, node: str) -> bool:
+    """Whether a node's agent lives and has told of its processes: after data loss they are missing until then."""
+    known = view.nodes.get(node)
+    return known is not None and known.alive and node not in view.state.get("unheard", "").split()
+
+
+def _refuse_unknown(view: GroupView) -> None:
+    """Nobody is granted before somebody has looked at it, so nobody should wait."""
+    faulted = sorted(name for name, job in view.jobs.items() if job.residency == Residency.FAULTED)
+    if faulted and not view.holder and not view.swap:
+        raise UnavailableError(
+            f"group {view.name}: the device state of job {', '.join(faulted)} is unknown, so nobody is granted. "
+            f"See: timeslice repair {view.name}",
+            group=view.name,
+        )
+
+
+def _not_holder(view: GroupView, job: str) -> str:
+    if view.holder == job:
+        return (
+            f"group {view.name}: job {job} holds it, but not through a gateway; it is for its process to yield. "
+            f"An operator may: timeslice yield {view.name} --job {job}"
+        )
+    who = f"job {view.holder} does" if view.holder else "nobody does"
+    return f"group {view.name}: job {job} does not hold it; {who}"

@@ -1,0 +1,148 @@
+"""The gateway as a process: one gRPC server over our Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from timeslice.errors import UsageError
+from timeslice.gateway.leases import HOST, GatewayClient, Leases
+from timeslice.gateway.orchestrator import Orchestrator
+from timeslice.gateway.proto.timeslice_orchestrator_pb2_grpc import add_TimeSliceOrchestratorServiceServicer_to_server
+from timeslice.names import MAX_LENGTH, check_name
+
+log = logging.getLogger("timeslice.gateway")
+
+_STOP_S = 5.0  # how long calls under way may take to be answered
+_PING_MS = 1000  # callers may ping so often
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """PEM files. With ``client_ca`` only callers with a certificate of that authority are answered."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions:
+    """What a gateway is started with. No two that run may have the same node. UsageError for what can't be."""
+
+    url: str
+    node: str
+    prefix: str = "ts"
+    listen: str = "127.0.0.1:50051"
+    tls: Tls | None = None
+    insecure: bool = False  # answer on any address without TLS
+    max_hold_s: float = 3600.0
+    keepalive_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if len(check_name("node", self.node)) > MAX_LENGTH - len(HOST):
+            raise UsageError(f"node {self.node} is too long for a gateway: use {MAX_LENGTH - len(HOST)} characters")
+        if not (self.tls or self.insecure or _is_loopback(self.listen)):
+            raise UsageError(
+                f"{self.listen} can be reached from other machines, and whoever reaches a gateway may take and yield "
+                "any group: give --tls-cert, --tls-key and --tls-client-ca, or --insecure where a network is trusted"
+            )
+
+
+async def run_gateway(
+    options: GatewayOptions, *, ready: Callable[[int], None] | None = None, stop: asyncio.Event
+) -> None:
+    """Answer until ``stop`` is set. ``ready`` is given the port. Waits then end, leases are left to their terms.
+
+    Raises, at start only, UsageError for an address or a certificate that can't be used, and RedisUnreachableError.
+    """
+    client = GatewayClient(options.url, options.prefix, options.node)
+    leases = Leases(client, options.max_hold_s)
+    server = grpc.aio.server(options=_channel_options(options.keepalive_s))
+    add_TimeSliceOrchestratorServiceServicer_to_server(Orchestrator(leases), server)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(leases.stop)
+        port = _listen(server, options)
+        await leases.resume()
+        await server.start()
+        watching = asyncio.create_task(leases.watch(), name="watch over leases")
+        stack.callback(watching.cancel)
+        how = "with TLS" if options.tls else "without TLS"
+        log.info("answering on %s:%d, %s", options.listen.rpartition(":")[0], port, how)
+        if not options.tls and not _is_loopback(options.listen):
+            log.warning("whoever reaches this address may take and yield any group")
+        if ready:
+            ready(port)
+        await _until(stop, watching)
+        # New calls are refused from now on; those that wait are told so by the end of their waits.
+        ending = asyncio.create_task(server.stop(_STOP_S))
+        await leases.end_waits()
+        await ending
+
+
+async def _until(stop: asyncio.Event, watching: asyncio.Task[None]) -> None:
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if watching.done():
+        watching.result()
+
+
+def _channel_options(keepalive_s: float) -> list[tuple[str, int]]:
+    return [
+        # A second gateway on the same port would take half of the callers.
+        ("grpc.so_reuseport", 0),
+        # A caller that vanished is noticed while it waits, however long that takes.
+        ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(min(keepalive_s, 20.0) * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Callers do the same; gRPC would cut them off for it.
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS),
+    ]
+
+
+def _listen(server: grpc.aio.Server, options: GatewayOptions) -> int:
+    try:
+        if options.tls:
+            return server.add_secure_port(options.listen, _credentials(options.tls))
+        return server.add_insecure_port(options.listen)
+    except RuntimeError as error:
+        raise UsageError(f"can't listen on {options.listen}: {error}. Is another gateway running there?") from error
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    """UsageError for files that can't be used: gRPC itself would only fail each caller's handshake."""
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tls.cert, tls.key)
+        if tls.client_ca:
+            context.load_verify_locations(tls.client_ca)
+        ca = tls.client_ca.read_bytes() if tls.client_ca else None
+        pair = (tls.key.read_bytes(), tls.cert.read_bytes())
+    except OSError as error:  # ssl.SSLError is one
+        files = ", ".join(str(each) for each in (tls.cert, tls.key, tls.client_ca) if each)
+        raise UsageError(f"the TLS files {files} can't be used: {error}") from error
+    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+
+
+def _is_loopback(listen: str) -> bool:
+    """Of ``host:port``. UsageError for anything else."""
+    host, colon, port = listen.rpartition(":")
+    if not (colon and host and port.isdigit() and int(port) < 65536) or (":" in host and not host.startswith("[")):
+        raise UsageError(f"{listen!r} is no address to listen on: write for example 127.0.0.1:50051 or [::]:50051")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
