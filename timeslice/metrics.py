@@ -1,11 +1,11 @@
-"""The metrics of agent and coordinator, each name defined once.
+"""The metrics of agent and coordinator, each name defined once; ``web.py`` shows them.
 
 Labels are groups (as many as the daemon serves), backends and kinds of faults: nothing that grows with jobs.
 """
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
@@ -40,8 +40,3 @@ def forget(group: str) -> None:
     """Say nothing more of how a group stands: another coordinator knows, or nobody."""
     BLOCKED.remove(group)
     WAITERS.remove(group)
-
-
-def serve(port: int) -> None:
-    """Offer the metrics at ``http://0.0.0.0:port/metrics`` from a thread of their own."""
-    start_http_server(port)

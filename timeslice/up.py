@@ -84,11 +84,13 @@ class LocalStack:
         prefix: str = "ts",
         data: Path | None = None,
         port: int | None = None,
+        http_port: int | None = None,
     ) -> None:
         self.groups = dict(groups)
         self.prefix = prefix
         self.node = default_node()
         self.data = data
+        self._http_port = http_port
         self._folder = runtime_dir()
         self._devices = self._folder / "devices"
         self._state = (data or self._folder) / "agent"
@@ -118,6 +120,8 @@ class LocalStack:
                 groups=tuple(self.groups),
                 state_dir=self._state,
                 emulate=self.groups,
+                http_host="127.0.0.1",
+                http_port=self._http_port,
                 leave=True,
             )
             self._workers = [

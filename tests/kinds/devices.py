@@ -67,16 +67,16 @@ class Devices(World):
         self._daemons: list[subprocess.Popen[str]] = []
         self._groups: tuple[str, ...] = ()
 
-    def start(self, *groups: str, metrics_port: int | None = None, metrics_of: str = "agent") -> None:
+    def start(self, *groups: str, http_port: int | None = None, http_of: str = "agent") -> None:
         self._groups = groups
-        ports = {metrics_of: metrics_port}
-        self.start_agent(metrics_port=ports.get("agent"))
+        ports = {http_of: http_port}
+        self.start_agent(http_port=ports.get("agent"))
         for group in groups:
             settings = dict.fromkeys(
                 ("prepare_timeout_ms", "suspend_timeout_ms", "restore_timeout_ms"), str(TIMEOUT_MS)
             )
             self.run(scripts.configure(self.group(group), settings))
-        self._daemon("coordinator", {"name": "c1", "lease_ms": 3000, "metrics_port": ports.get("coordinator")})
+        self._daemon("coordinator", {"name": "c1", "lease_ms": 3000, "http_port": ports.get("coordinator")})
 
     def start_agent(self, **changes: Any) -> subprocess.Popen[str]:
         """Returns when it serves."""

@@ -23,7 +23,7 @@ def test_a_holder_that_is_killed_is_followed_at_once(devices: Devices, capfd: py
     """L04: `kill -9` of a holder with a lease of half a minute: the waiter is in long before that, its memory is free,
     and event, log and metric tell who was reclaimed and why."""
     port = free_port()
-    devices.start("g", metrics_port=port, metrics_of="coordinator")
+    devices.start("g", http_port=port, http_of="coordinator")
     dead = devices.enters("a")
     waiting = devices.asks("b")
     token = devices.view().number("token")
@@ -67,7 +67,7 @@ def test_an_idle_job_is_nobodys_trouble_until_it_takes_memory(devices: Devices) 
     ever blocked. Then b allocates without a hold: one look flags it, in the group's picture and in the metrics, and
     it is moved out like any other before somebody is let in."""
     port = free_port()
-    devices.start("g", metrics_port=port)
+    devices.start("g", http_port=port)
     idle = devices.new("b")
     tell(idle, "register")
     assert idle.line() == "registered"

@@ -31,8 +31,8 @@ CALLS = {
 # Whose code sends commands without a script.
 SENDS = {
     "client": ("client",),
-    "agent": ("agent",),
-    "coordinator": ("coordinator",),
+    "agent": ("agent", "web.py"),
+    "coordinator": ("coordinator", "web.py"),
     "viewer": tuple(
         f"cli/{name}.py"
         for name in ("status", "events", "jobs", "doctor", "checks", "facts", "access", "bundle", "session", "report")

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from timeslice import metrics
 from timeslice.agent.channels import StreamChannel
 from timeslice.agent.choice import BackendSet, MakeBackend
 from timeslice.agent.executor import Executor
@@ -30,6 +29,7 @@ from timeslice.locks.keys import Keys
 from timeslice.locks.suitable import verify_async
 from timeslice.names import check_name
 from timeslice.settings import runtime_dir
+from timeslice.web import EVERYWHERE, Web
 
 log = logging.getLogger("timeslice.agent")
 
@@ -51,7 +51,8 @@ class AgentOptions:
     backends: Mapping[str, Sequence[str]] = field(default_factory=dict)
     host_budget_bytes: int | None = None
     ttl_s: float = 15.0  # a node that is silent for this long counts as unreachable
-    metrics_port: int | None = None
+    http_host: str = EVERYWHERE
+    http_port: int | None = None  # readiness of jobs, metrics, health
     leave: bool = False
 
 
@@ -64,8 +65,8 @@ async def run_agent(
 ) -> None:
     """Serve until ``stop`` is set; ``ready`` is called when every group was joined and orders are read.
 
-    Raises UsageError, RefusedError (another agent has this node or folder), ServerUnsuitableError,
-    RedisUnreachableError (at start only), GroupModeError, BackendError (a backend can't run here).
+    Raises UsageError, RefusedError (another agent has this node or folder, or somebody the port),
+    ServerUnsuitableError, RedisUnreachableError (at start only), GroupModeError, BackendError (it can't run here).
     """
     agent = _Agent(options, make_backend)
     async with AsyncExitStack() as stack:
@@ -108,6 +109,9 @@ class _Agent:
         stack.push_async_callback(self._driver.close)
         stack.callback(os.close, claim_folder(options.state_dir))
         await verify_async(self._driver)
+        if options.http_port:
+            web = await Web(self._driver, self._keys).start(options.http_host, options.http_port)
+            stack.push_async_callback(web.close)
         instance = instance_of(options.state_dir)
         self._record = NodeRecord(self._driver, self._keys, options.node, instance, options.ttl_s)
         await self._record.claim()
@@ -126,8 +130,6 @@ class _Agent:
         await self._record.beat(self._scopes, self._host, self._facts)  # the indexes come before first use
         for heart in self._hearts:
             await heart.join()
-        if options.metrics_port:
-            metrics.serve(options.metrics_port)
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """What runs until the agent stops; each has a name."""

@@ -18,6 +18,7 @@ from timeslice.cli.output import parse_device_size, parse_size
 from timeslice.cli.session import Session
 from timeslice.names import check_name
 from timeslice.settings import default_node
+from timeslice.web import EVERYWHERE
 
 F = TypeVar("F", bound=Callable[..., Any])
 Daemon = Callable[[Callable[[], None], asyncio.Event], Awaitable[None]]
@@ -33,11 +34,17 @@ def _log_options(command: F) -> F:
     return level(command)
 
 
-def _metrics_option(command: F) -> F:
-    port = click.option(
-        "--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics there."
+def _http_options(command: F) -> F:
+    host = click.option(
+        "--http-host", default=EVERYWHERE, show_default=True, metavar="HOST", help="Address to listen on."
     )
-    return port(command)
+    port = click.option(
+        "--http-port",
+        type=click.IntRange(1, 65535),
+        metavar="PORT",
+        help="Answer there whether a job is ready (/jobs/JOB/ready), with metrics (/metrics) and health (/healthz).",
+    )
+    return port(host(command))
 
 
 def run_daemon(name: str, daemon: Daemon) -> None:
@@ -64,13 +71,15 @@ def run_daemon(name: str, daemon: Daemon) -> None:
     epilog="""\b
 Examples:
   timeslice --url redis://redis:6379 coordinator
-  timeslice coordinator --name coordinator-1 --log-json"""
+  timeslice coordinator --name coordinator-1 --http-port 9400 --log-json"""
 )
 @click.option("--name", metavar="NAME", help="Of this coordinator. Default: node, process id and random digits.")
-@_metrics_option
+@_http_options
 @_log_options
 @click.pass_obj
-def coordinator(session: Session, name: str | None, metrics_port: int | None, log_level: str, log_json: bool) -> None:
+def coordinator(
+    session: Session, name: str | None, http_host: str, http_port: int | None, log_level: str, log_json: bool
+) -> None:
     """Run a coordinator, which drives the swaps of the groups it owns.
 
     Several may run: each owns its share of the groups, and the others take over within ten seconds when one ends.
@@ -79,7 +88,9 @@ def coordinator(session: Session, name: str | None, metrics_port: int | None, lo
 
     logs.set_up(as_json=log_json, level=log_level)
     chosen = check_name("coordinator", name) if name else unique_name()
-    options = CoordinatorOptions(url=session.url, prefix=session.prefix, name=chosen, metrics_port=metrics_port)
+    options = CoordinatorOptions(
+        url=session.url, prefix=session.prefix, name=chosen, http_host=http_host, http_port=http_port
+    )
     logger.info("coordinator %s: talking to %s", chosen, redact_url(session.url))
     run_daemon(f"coordinator {chosen}", lambda ready, stop: run_coordinator(options, ready=ready, stop=stop))
 
@@ -141,7 +152,7 @@ Examples:
 @click.option(
     "--host-budget", type=parse_size, metavar="SIZE", help="Host memory for suspended jobs. Default: what is free."
 )
-@_metrics_option
+@_http_options
 @click.option("--leave", is_flag=True, help="When stopped, take the node out of its groups.")
 @_log_options
 @click.pass_obj
@@ -153,7 +164,8 @@ def agent(
     emulate: tuple[tuple[str, int], ...],
     backends: tuple[tuple[str | None, str], ...],
     host_budget: int | None,
-    metrics_port: int | None,
+    http_host: str,
+    http_port: int | None,
     leave: bool,
     log_level: str,
     log_json: bool,
@@ -185,7 +197,8 @@ def agent(
         emulate=dict(emulate),
         backends=chosen,
         host_budget_bytes=host_budget,
-        metrics_port=metrics_port,
+        http_host=http_host,
+        http_port=http_port,
         leave=leave,
     )
     logger.info("agent of node %s: serving %s over %s", name, ", ".join(served), redact_url(session.url))

@@ -40,6 +40,12 @@ Examples:
 )
 @click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Listen on 127.0.0.1:PORT too.")
 @click.option(
+    "--http-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Answer on 127.0.0.1:PORT whether a job is ready (/jobs/JOB/ready), with metrics (/metrics).",
+)
+@click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
@@ -66,6 +72,7 @@ Examples:
 def up(
     ctx: click.Context,
     port: int | None,
+    http_port: int | None,
     data: Path | None,
     more: tuple[tuple[str, int | None], ...],
     device_size: int,
@@ -89,7 +96,7 @@ def up(
     }
     logs.set_up(level="warning")
     stop = threading.Event()
-    stack = LocalStack(groups, prefix=session.prefix, data=data, port=port)
+    stack = LocalStack(groups, prefix=session.prefix, data=data, port=port, http_port=http_port)
     _stop_on_signals(stop, stack)
     try:
         stack.start()

@@ -24,6 +24,7 @@ from timeslice.locks.keys import Keys
 from timeslice.locks.suitable import verify_async
 from timeslice.names import MAX_LENGTH, check_name, is_name, sanitise_name
 from timeslice.settings import default_node
+from timeslice.web import EVERYWHERE, Web
 
 log = logging.getLogger("timeslice.coordinator")
 
@@ -46,7 +47,8 @@ class CoordinatorOptions:
     url: str
     prefix: str = "ts"
     name: str = field(default_factory=unique_name)
-    metrics_port: int | None = None
+    http_host: str = EVERYWHERE
+    http_port: int | None = None  # readiness of jobs, metrics, health
     lease_ms: int = 10_000  # of ownership and registration; renewed every third
 
 
@@ -56,16 +58,16 @@ async def run_coordinator(
     """Run until ``stop`` is set; then let the groups go. ``ready`` is called after the first look for groups.
 
     Raises, at start only, RedisUnreachableError, ServerUnsuitableError, InvalidNameError, and RefusedError when
-    another coordinator of this name runs.
+    another coordinator of this name runs, or somebody has the port.
     """
     check_name("coordinator", options.name)
     coordinator = Coordinator(options)
     try:
         await verify_async(coordinator.driver)
+        if options.http_port:
+            await coordinator.web.start(options.http_host, options.http_port)
         await coordinator.sign_on()
         await coordinator.scan()
-        if options.metrics_port:
-            metrics.serve(options.metrics_port)
         if ready:
             ready()
         await coordinator.serve(stop)
@@ -91,6 +93,7 @@ class Coordinator:
         self._instance = secrets.token_hex(6)  # what tells us from another coordinator of our name
         self._signed_on = False
         self._keys = Keys(options.prefix)
+        self.web = Web(self.driver, self._keys)
         self._actors: dict[str, tuple[GroupActor, asyncio.Task[None]]] = {}
         self._unreadable: dict[str, str] = {}  # group -> why it can't be read
         self._absent: dict[str, float] = {}  # indexed group without a state -> since when (monotonic)
@@ -267,4 +270,5 @@ class Coordinator:
         finally:
             for name in self.owned:
                 await self._stop(name, disown=False)
+            await self.web.close()
             await self.driver.close()

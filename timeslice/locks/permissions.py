@@ -44,7 +44,7 @@ ROLES: Mapping[str, tuple[Rule, ...]] = {
     "agent": (
         Rule(f"{_QUEUE} {_LOOK} {_CONNECT} hexists hkeys hlen info", {"group": "RW", "config": "R"}),
         _SCRIPTS,
-        Rule("sadd srem", {"groups": "W", "nodes": "W"}),
+        Rule("sadd smembers srem", {"groups": "RW", "nodes": "W"}),
         Rule(
             f"{_CALL} del expire hdel hget hgetall hmget hset xack xdel xgroup|create xreadgroup",
             {"commands": "RW", "record": "RW"},
