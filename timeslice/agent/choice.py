@@ -67,9 +67,10 @@ class BackendSet:
         ``force`` one that works from outside, if there is one. BackendError(unsupported) if none can."""
         if prefer in self._backends:
             return self._backends[prefer]
-        if force and (outside := next(filter(_is_forced, self._backends.values()), None)):
-            return outside
         asked = {target.backend for target in targets} - {""}
+        # One that asks for the channel stands in for a process elsewhere, which nothing reaches from outside.
+        if force and CHANNEL not in asked and (outside := next(filter(_is_forced, self._backends.values()), None)):
+            return outside
         if len(asked) > 1 or asked - self._backends.keys():
             raise self._unsupported(job, f"its processes ask for {', '.join(sorted(asked))}")
         for name in asked or self._backends:

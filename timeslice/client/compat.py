@@ -236,6 +236,11 @@ def _result(lease: BaseLease) -> AcquireResult:
     return AcquireResult(success=True, waited_ms=round(grant.waited_s * 1000), context_restored=grant.how == "restored")
 
 
+def job_state(residency: str) -> JobState:
+    """Where a job's state is, in the words of llm-d."""
+    return _JOB_STATES.get(residency, JobState.IDLE)
+
+
 def group_status(view: GroupView) -> GroupStatus:
     """A group in the words of llm-d."""
     loaded = view.resident[0] if view.resident else ""
@@ -256,8 +261,7 @@ def group_status(view: GroupView) -> GroupStatus:
         waiter_queue_depth=len(view.queue),
         loaded_job=loaded,
         agent_job_states=tuple(
-            AgentJobState(member.node, _JOB_STATES.get(member.state, JobState.IDLE), member.job)
-            for member in view.members
+            AgentJobState(member.node, job_state(member.state), member.job) for member in view.members
         ),
     )
 
