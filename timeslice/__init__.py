@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from timeslice.client.defaults import hold
     from timeslice.client.lease import AsyncLease, Lease
+    from timeslice.client.points import until_ready, until_ready_async
     from timeslice.client.sync import Client
     from timeslice.client.workload import register_arena, register_workload
     from timeslice.errors import (
@@ -67,6 +68,8 @@ __all__ = [
     "on_accelerators",
     "register_arena",
     "register_workload",
+    "until_ready",
+    "until_ready_async",
 ]
 
 _MODULES = {
@@ -85,6 +88,8 @@ _MODULES = {
     "on_accelerators": "client.compat",
     "register_arena": "client.workload",
     "register_workload": "client.workload",
+    "until_ready": "client.points",
+    "until_ready_async": "client.points",
 }
 
 

@@ -142,7 +142,7 @@ def _check(ready: Ready | None, **seconds: Any) -> None:
     for name, value in seconds.items():
         if value is None and name == "timeout":
             continue
-        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
             raise UsageError(f"{name}={value!r}: give 0 or more seconds")
-    if ready is not None and not callable(ready):
+    if not callable(ready) and not (ready is None and "min_slice" in seconds):
         raise UsageError(f"ready={ready!r} can't be called: give a function that tells whether there is work")
