@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,23 @@ OUTER = """
         except timeslice.DeadlockError as error:
             say(error)
             hear()
+"""
+
+ROUNDS = """
+    import fcntl
+    guard = open({guard!r}, "w")
+
+    def round():
+        with {holds}:
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the other one is in, too
+            fcntl.flock(guard, fcntl.LOCK_UN)
+
+    say("up")
+    hear()
+    for hundred in range(10):
+        for _ in range(100):
+            round()
+        say(hundred)
 """
 
 
@@ -62,6 +80,25 @@ def test_who_waited_first_is_told_too(world: World) -> None:
     assert "job y waits for trainers" in y.line()
     y.tell()
     assert x.line() == "inner"
+
+
+def test_a_thousand_rounds_with_both_groups(world: World, tmp_path: Path) -> None:
+    """L16: one job asks for both groups at once, named the wrong way round; one takes trainers, then samplers. Neither
+    ever hangs or gets an error, and they are never in at the same time."""
+    at_once = 'timeslice.hold("samplers", "trainers", lock_only=True)'
+    nested = 'timeslice.hold("trainers", lock_only=True), timeslice.hold("samplers", lock_only=True)'
+    guard = str(tmp_path / "guard")
+    jobs = [
+        world.job(ROUNDS.format(guard=guard, holds=holds), job=job) for job, holds in (("x", at_once), ("y", nested))
+    ]
+    assert [job.line() for job in jobs] == ["up", "up"]
+    for job in jobs:
+        job.tell()
+    for hundred in range(10):
+        assert [job.line() for job in jobs] == [str(hundred)] * 2
+    assert [job.process.wait(DEADLINE_S) for job in jobs] == [0, 0]
+    granted = [event["job"] for event in world.events("samplers") if event["type"] == "LeaseGranted"]
+    assert {"x", "y"} == set(granted[-100:])
 
 
 def test_a_job_with_two_processes(world: World) -> None:
