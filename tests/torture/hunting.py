@@ -21,7 +21,8 @@ from timeslice.torture.stage import LOCK_GROUP
 
 CALM_S = 6.0
 _LOOK_S = 0.5
-_WRITTEN_S = 0.3  # lines that are older are on disk
+_WRITTEN_S = 1.0  # lines that are older are on disk, but for those of a process that was stopped or slow
+_IN_A_ROW = 3  # looks in a row that have to find it: a line that came late may explain what one look takes for a fault
 _PATIENCE_S = 3.0  # of a fault that waits for its moment
 
 Choose = Callable[["Aim", World, Planned, float], Deed | None]
@@ -132,7 +133,7 @@ def _to(world: World, planned: Planned, now: float, tries: list[Asked]) -> Deed 
 def hunt(folder: Path, patch: pytest.MonkeyPatch, what: Hunt, mutant: str, rules: Iterable[str]) -> Report:
     """Run until one of the rules is broken, or to the end."""
     aim = Aim(folder / "parts")
-    wanted, looked = set(rules), time.monotonic()
+    wanted, looked, found = set(rules), time.monotonic(), 0
 
     def aimed(world: World, planned: Planned, now: float) -> Deed | None:
         if what.lasts_s is not None:
@@ -140,11 +141,12 @@ def hunt(folder: Path, patch: pytest.MonkeyPatch, what: Hunt, mutant: str, rules
         return what.aim(aim, world, planned, now)
 
     def stop_when_found(_: run.Progress) -> None:
-        nonlocal looked
+        nonlocal looked, found
         if wanted and time.monotonic() - looked > _LOOK_S:
             known = time.monotonic_ns() - int(_WRITTEN_S * 1e9)
             report = check((line for line in read(folder / "parts") if line.at <= known), TERMS)
-            if wanted & {violation.rule for violation in report.violations}:
+            found = found + 1 if wanted & {violation.rule for violation in report.violations} else 0
+            if found == _IN_A_ROW:
                 raise KeyboardInterrupt
             looked = time.monotonic()
 
