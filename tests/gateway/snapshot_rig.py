@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import grpc.aio
 
@@ -16,7 +15,6 @@ from tests.agent.rig import NODE, Rig, until
 from timeslice.backends.registry import get_backend
 from timeslice.client.aio import AsyncClient
 from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
-from timeslice.gateway import workloads
 from timeslice.gateway.proto import snapshot_agent_pb2 as pb
 from timeslice.gateway.proto.snapshot_agent_pb2_grpc import (
     SnapshotAgentServiceStub,
@@ -25,7 +23,7 @@ from timeslice.gateway.proto.snapshot_agent_pb2_grpc import (
 from timeslice.gateway.snapshots import SnapshotAgentService
 from timeslice.locks import flows, scripts
 
-RECONNECT_S = 1.0
+RECONNECT_S = 60.0
 GROUP = "g"
 
 
@@ -144,24 +142,28 @@ async def serving(
             yield SnapshotAgentServiceStub(channel), service
     finally:
         await server.stop(0)
-        with patch.object(workloads, "CLOSE_S", 20.0):  # wait for the stand-ins, which are alone now
-            await service.close()
+        for stand_in in service._workloads._known.values():
+            if stand_in:  # else it would stay for RECONNECT_S
+                await stand_in.end()
+        await service.close()
         await client.close()
 
 
 @asynccontextmanager
-async def placed(url: str, prefix: str, folder: Path, **agent: Any) -> AsyncIterator[Place]:
-    """All of it; ends with every workload."""
+async def placed(
+    url: str, prefix: str, folder: Path, *, reconnect_s: float = RECONNECT_S, **agent: Any
+) -> AsyncIterator[Place]:
+    """All of it; ends with every workload. The agent asks workloads by their channels, unless told otherwise."""
     rig = Rig(url, prefix, folder)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(rig.close)
-        await stack.enter_async_context(rig.agent(make_backend=get_backend, **{"backends": {}, **agent}))
+        await stack.enter_async_context(rig.agent(**{"make_backend": get_backend, "backends": {}, **agent}))
         options = CoordinatorOptions(url=url, prefix=prefix, name="c1", lease_ms=3000)
         coordinator = asyncio.create_task(run_coordinator(options, stop=stop))
         stack.push_async_callback(asyncio.wait, {coordinator})
         stack.callback(stop.set)
-        stub, service = await stack.enter_async_context(serving(url, prefix))
+        stub, service = await stack.enter_async_context(serving(url, prefix, reconnect_s=reconnect_s))
         place = Place(rig, stub, service)
 
         async def driven() -> bool:

@@ -35,6 +35,8 @@ Method = Callable[[S, A, "grpc.aio.ServicerContext[A, R]"], Coroutine[Any, Any, 
 
 log = logging.getLogger("timeslice.gateway")
 
+_DETAILS_MAX = 2000  # bytes; each may take three on the wire, where 8 KiB are sure to pass
+
 
 class UnavailableError(TimeSliceError):
     """It can't be had now, through no fault of the caller's: ask again later."""
@@ -57,6 +59,11 @@ def code_of(error: TimeSliceError) -> grpc.StatusCode:
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), grpc.StatusCode.INTERNAL)
 
 
+def details_of(error: TimeSliceError) -> str:
+    """Its message, cut to what the headers of an answer have room for: some of it was written by callers."""
+    return str(error).encode()[:_DETAILS_MAX].decode(errors="ignore")
+
+
 def answering(method: Method[S, A, R]) -> Method[S, A, R]:
     """Turn a TimeSliceError of an rpc into its status, with the message as details."""
 
@@ -66,6 +73,6 @@ def answering(method: Method[S, A, R]) -> Method[S, A, R]:
             return await method(self, request, context)
         except TimeSliceError as error:
             log.debug("%s: %s", getattr(method, "__name__", ""), error)
-            await context.abort(code_of(error), str(error))
+            await context.abort(code_of(error), details_of(error))
 
     return answer

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from timeslice.client.aio import AsyncClient
 from timeslice.client.compat import JobState
 from timeslice.errors import TimeSliceError, UsageError, quoted
-from timeslice.gateway.faults import code_of
+from timeslice.gateway.faults import code_of, details_of
 from timeslice.gateway.moves import QUEUE_S, Mover
 from timeslice.gateway.operations import FullError, Kind, Operation, Operations
 from timeslice.gateway.proto import snapshot_agent_pb2 as pb
@@ -191,4 +191,4 @@ def _status(operation: Operation) -> pb.OperationStatus:
 
 
 async def _abort(context: Context, error: TimeSliceError) -> Never:
-    await context.abort(_CODES.get(type(error)) or code_of(error), str(error))
+    await context.abort(_CODES.get(type(error)) or code_of(error), details_of(error))
