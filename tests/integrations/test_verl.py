@@ -1,0 +1,135 @@
+"""The mix-ins on trainers of the shape of veRL's v1, in processes of their own."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from tests.client.world import Job
+from tests.integrations.conftest import Pools
+from timeslice import UsageError
+from timeslice.integrations.verl import OwnSamplers
+
+RUN = """
+from types import SimpleNamespace
+import verl
+from verl.trainer.ppo.v1 import PPOTrainer, TRAINER_REGISTRY
+
+def pause(trainer, what):
+    if what in {stops!r}:
+        say(what)
+        if "fail" in hear():
+            raise RuntimeError(what)
+PPOTrainer.pause = pause
+v1 = SimpleNamespace(trainer_mode={mode!r}, sync="settings", separate_async="settings")
+config = SimpleNamespace(trainer=SimpleNamespace(v1=v1), steps=2, validates={validates})
+trainer = TRAINER_REGISTRY[v1.trainer_mode](config)
+trainer.init()
+try:
+    trainer.fit(None)
+except RuntimeError as error:
+    say("failed:", error)
+say("done", trainer.trainer_mode, trainer.step_settings)
+hear()
+"""
+
+
+@pytest.fixture(autouse=True)
+def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainers are registered as a user without the entry point does it."""
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "timeslice.integrations.verl_plugin")
+
+
+@pytest.fixture
+def own_samplers(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIMESLICE_SAMPLER_GROUP")
+
+
+def trainer(pools: Pools, job: str, mode: str, stops: tuple[str, ...] = (), *, validates: bool = True) -> Job:
+    return pools.start(RUN.format(mode=f"timeslice_{mode}", stops=stops, validates=validates), job)
+
+
+@pytest.mark.parametrize("groups", ["one", "two"])
+def test_whole_steps_of_two_jobs_alternate(pools: Pools, monkeypatch: pytest.MonkeyPatch, groups: str) -> None:
+    """Each piece of device work of a colocated trainer, generation asked for before `on_sample_begin`, checkpoints and
+    validation included, runs inside a turn; veRL sees its own name of the mode. One group or two, held together."""
+    if groups == "one":
+        monkeypatch.setenv("TIMESLICE_SAMPLER_GROUP", "trainers")
+    jobs = [trainer(pools, job, "sync") for job in "ab"]
+    assert [job.line() for job in jobs] == ["done sync settings"] * 2
+    for job in "ab":
+        assert pools.phases("trainers", job) == ["init", "eval", "step", "eval", "step", "eval"]
+    assert pools.phases("samplers", "a") == ([] if groups == "one" else pools.phases("trainers", "a"))
+
+
+def test_nobody_gets_in_during_a_step(pools: Pools) -> None:
+    """Whatever the trainer does on the devices, both groups are its own meanwhile."""
+    work = ("load", "ask for generation", "sleep_replicas", "train", "save", "update_weights", "validate")
+    a = trainer(pools, "a", "sync", work)
+    seen = set()
+    while not (line := a.line()).startswith("done"):
+        seen.add(line)
+        assert pools.holders() == ("a", "a")
+        a.tell()
+    assert seen == set(work)
+
+
+def test_the_last_step_lets_go_without_on_train_end(pools: Pools) -> None:
+    """veRL returns from its last step without calling on_train_end; the process lives on and holds nothing."""
+    a = trainer(pools, "a", "sync")
+    assert a.line() == "done sync settings"
+    assert a.process.poll() is None
+    assert pools.holders() == ("", "")
+
+
+def test_an_error_in_the_loop_lets_go(pools: Pools) -> None:
+    """The error comes through, and the groups are free while the process lives on."""
+    a = trainer(pools, "a", "sync", ("train",))
+    assert a.line() == "train"
+    assert a.process.stdin is not None
+    a.process.stdin.write("fail\n")
+    assert a.line() == "failed: train"
+    assert pools.holders() == ("", "")
+
+
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+@pytest.mark.usefixtures("own_samplers")
+def test_a_trainer_killed_in_mid_step_lets_the_other_in(pools: Pools, mode: str) -> None:
+    """`kill -9` during training: the other job's trainer gets on when the lease is over."""
+    a = trainer(pools, "a", mode, ("train",))
+    assert a.line() == "train"
+    b = trainer(pools, "b", mode, ("load",))
+    pools.until_queued("b", group="trainers")
+    a.signal(signal.SIGKILL)
+    assert b.line() == "load"
+
+
+@pytest.mark.usefixtures("own_samplers")
+@pytest.mark.parametrize("validates", [True, False])
+def test_own_samplers_generate_without_the_trainers(pools: Pools, validates: bool) -> None:
+    """While a job with samplers of its own waits for a batch, the trainers are free, but not when they generate
+    themselves: after the start, and after validation."""
+    a = trainer(pools, "a", "separate_async", ("wait for a batch", "train"), validates=validates)
+    seen = []
+    for _ in range(4):
+        seen.append((a.line(), pools.holder("trainers")))
+        a.tell()
+    assert a.line() == "done separate_async settings"
+    second = "a" if validates else ""
+    assert seen == [("wait for a batch", "a"), ("train", "a"), ("wait for a batch", second), ("train", "a")]
+    assert pools.phases("trainers", "a") == (["init", "generate", "generate"] if validates else ["init", "train"])
+
+
+@pytest.mark.usefixtures("own_samplers")
+def test_jobs_with_own_samplers_share_the_trainers(pools: Pools) -> None:
+    """Two such jobs run to their ends, each on the trainers alone."""
+    jobs = [trainer(pools, job, "separate_async") for job in "ab"]
+    assert [job.line() for job in jobs] == ["done separate_async settings"] * 2
+
+
+def test_samplers_that_never_pause_can_not_be_shared(pools: Pools) -> None:
+    """A sampler's group is refused for that mode, before anything is built."""
+    with pytest.raises(UsageError, match="TIMESLICE_SAMPLER_GROUP is set, but the samplers of trainer mode separate_a"):
+        OwnSamplers(SimpleNamespace())

@@ -1,0 +1,200 @@
+"""Callbacks for drivers that tell where a phase of the training loop begins and ends.
+
+A framework calls ``on_phase_begin(phase, role)`` before work on the devices and ``on_phase_end`` after it. The role
+says whose devices: ``trainer``, ``sampler`` or ``both``. ``PhaseCallback`` holds the groups of that role in between.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from timeslice.client.hold import Hold
+from timeslice.client.lease import Lease
+from timeslice.client.sync import Client
+from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
+from timeslice.names import check_name
+from timeslice.settings import Settings, find_url
+
+log = logging.getLogger("timeslice")
+
+TRAINER_GROUP = "TIMESLICE_TRAINER_GROUP"
+SAMPLER_GROUP = "TIMESLICE_SAMPLER_GROUP"
+ADDRESS = "TIMESLICE_ORCH_ADDR"
+
+Context = Mapping[str, Any]
+
+
+class DriverCallback(Protocol):
+    """What a driver calls. ``context`` tells more, such as the number of the rollout."""
+
+    def on_phase_begin(self, phase: str, role: str, context: Context | None = None) -> None: ...
+    def on_phase_end(self, phase: str, role: str, context: Context | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
+class PhaseCallback:
+    """Holds the trainer's group, the sampler's or both during each phase.
+
+    ``TIMESLICE_TRAINER_GROUP`` and ``TIMESLICE_SAMPLER_GROUP`` name the groups. One name for both is the colocated
+    mode: one hold. A role without a group holds nothing; with neither set, calls do nothing. The server is
+    ``TIMESLICE_URL``, else ``TIMESLICE_ORCH_ADDR`` (a Redis URL or ``host:port``), else that of ``timeslice up``.
+
+    Phases may overlap and a phase may begin again before it ended: a group is taken by the first that needs it and
+    yielded by the last one out, whatever thread or task says so. The trainer's group is taken before the sampler's.
+
+    ``close`` ends all phases. It also runs at the exit of the process, so that a driver that fails in mid-phase does
+    not keep the devices; one that is killed keeps them for its lease at most.
+    """
+
+    def __init__(self) -> None:
+        self._groups = {"trainer": _group(TRAINER_GROUP), "sampler": _group(SAMPLER_GROUP)}
+        self._hint = ""
+        self._client = self._connect() if any(self._groups.values()) else None
+        self._start_clean()
+        if self._client is None:
+            log.info("neither %s nor %s is set: phases hold nothing", TRAINER_GROUP, SAMPLER_GROUP)
+        else:
+            atexit.register(self.close)
+
+    def on_phase_begin(self, phase: str, role: str, context: Context | None = None) -> None:
+        """Wait until the groups of ``role`` are held; what ``timeslice.hold`` raises, and then nothing more is held."""
+        if self._client is None:
+            return
+        self._mind_forks()
+        log.debug("phase %s of %s begins %s", phase, role, context or "")
+        with ExitStack() as entered:
+            for pool in self._pools_of(phase, role):
+                self._enter(pool, phase)
+                entered.callback(pool.leave)
+            kept = entered.pop_all()
+        with self._changing:
+            self._open.append((phase, role, kept))
+
+    def on_phase_end(self, phase: str, role: str, context: Context | None = None) -> None:
+        """Yield what no other open phase needs. UsageError when this phase has not begun."""
+        if self._client is None:
+            return
+        self._mind_forks()
+        log.debug("phase %s of %s ends %s", phase, role, context or "")
+        with self._changing:
+            begun = [each for each in self._open if each[:2] == (phase, role)]
+            if not begun:
+                raise UsageError(
+                    f"phase {phase} of {role} ends but has not begun; {self._told()}. Call on_phase_begin before it, "
+                    "with the same phase and role."
+                )
+            self._open.remove(begun[-1])
+        begun[-1][2].close()
+
+    def close(self) -> None:
+        """End all open phases, last begun first. May be called again."""
+        if self._client is None:
+            return
+        self._mind_forks()
+        with ExitStack() as entered, self._changing:
+            for _, _, kept in self._open:
+                entered.push(kept)
+            self._open.clear()
+        self._client.close()
+
+    def _connect(self) -> Client:
+        settings = Settings()
+        address = os.environ.get(ADDRESS) or None
+        if address and not settings.url:
+            self._hint = f"The address is that of {ADDRESS}; TIMESLICE_URL overrides it."
+        return Client(None if settings.disable else find_url(target=address))
+
+    def _enter(self, pool: _Pool, phase: str) -> None:
+        try:
+            pool.enter(phase)
+        except (RedisUnreachableError, ServerUnsuitableError) as error:
+            if self._hint:
+                error.add_note(self._hint)
+            raise
+
+    def _pools_of(self, phase: str, role: str) -> Sequence[_Pool]:
+        try:
+            return self._roles[role]
+        except KeyError:
+            raise UsageError(f"phase {phase}: no role {role!r}; it is trainer, sampler or both") from None
+
+    def _told(self) -> str:
+        return "open: " + (", ".join(f"{phase} of {role}" for phase, role, _ in self._open) or "none")
+
+    def _mind_forks(self) -> None:
+        """A forked child owns nothing of its parent's."""
+        if self._pid != os.getpid():
+            self._start_clean()
+
+    def _start_clean(self) -> None:
+        self._pid = os.getpid()
+        self._changing = threading.Lock()
+        self._open: list[tuple[str, str, ExitStack]] = []
+        client = self._client
+        pools = {group: _Pool(client, group) for group in self._groups.values() if group and client}
+        self._roles = {role: [pools[group]] if group else [] for role, group in self._groups.items()}
+        self._roles["both"] = list(pools.values())  # the trainer's first, as everybody takes them
+
+
+def _group(variable: str) -> str | None:
+    name = os.environ.get(variable)
+    return check_name("group", name) if name else None
+
+
+class _Pool:
+    """One group as this driver uses it: the phases that run now share one hold."""
+
+    def __init__(self, client: Client, group: str) -> None:
+        self._client, self._group = client, group
+        self._changing = threading.Lock()
+        self._phases = 0
+        self._held: tuple[Hold, Lease] | None = None
+
+    def enter(self, phase: str) -> None:
+        with self._changing:  # a second phase waits here for the grant that the first one waits for
+            if self._held is None:
+                hold = self._client.hold(self._group, phase=phase)
+                self._held = hold, hold.__enter__()
+            elif self._held[1].lost.is_set():
+                self._held[1].ensure_held()  # raises
+            self._phases += 1
+
+    def leave(self) -> None:
+        with self._changing:
+            self._phases -= 1
+            if not self._phases and self._held:
+                (hold, _), self._held = self._held, None
+                hold.__exit__(None, None, None)
+
+
+class CompositeCallback:
+    """Several callbacks for a framework that has a place for one: begun in order, ended and closed in reverse.
+
+    If one fails to begin, those before it are ended. One that fails to end or close does not keep the others from it.
+    """
+
+    def __init__(self, callbacks: Sequence[DriverCallback]) -> None:
+        self._callbacks = tuple(callbacks)
+
+    def on_phase_begin(self, phase: str, role: str, context: Context | None = None) -> None:
+        with ExitStack() as begun:
+            for callback in self._callbacks:
+                callback.on_phase_begin(phase, role, context)
+                begun.callback(callback.on_phase_end, phase, role, context)
+            begun.pop_all()
+
+    def on_phase_end(self, phase: str, role: str, context: Context | None = None) -> None:
+        with ExitStack() as ending:
+            for callback in self._callbacks:
+                ending.callback(callback.on_phase_end, phase, role, context)
+
+    def close(self) -> None:
+        with ExitStack() as closing:
+            for callback in self._callbacks:
+                closing.callback(callback.close)
