@@ -120,9 +120,15 @@ async def _on_a_thread(span: AbstractContextManager[None]) -> AsyncIterator[None
     try:
         await asyncio.shield(entering)
     except asyncio.CancelledError:
-        entering.add_done_callback(lambda done: done.exception() or span.__exit__(None, None, None))
+        # A thread can't be cancelled: let it leave again as soon as it is in.
+        entering.add_done_callback(lambda entered: _leave(entered, span))
         raise
     try:
         yield
     finally:
         await asyncio.to_thread(span.__exit__, *sys.exc_info())
+
+
+def _leave(entered: asyncio.Task[None], span: AbstractContextManager[None]) -> None:
+    if not entered.cancelled() and entered.exception() is None:
+        span.__exit__(None, None, None)

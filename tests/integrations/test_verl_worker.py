@@ -1,0 +1,149 @@
+"""The mix-in on a worker of the shape of veRL's hybrid engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.integrations.conftest import Pools
+from timeslice import Client
+from timeslice.integrations.verl_worker import TimesliceWorkerMixin
+
+F = TypeVar("F", bound=Callable[..., Any])
+BOTH, TRAINER, SAMPLER, NONE = ("mine", "mine"), ("mine", ""), ("", "mine"), ("", "")
+
+
+def register(mode: str) -> Callable[[F], F]:
+    """As veRL marks what its controller may dispatch: by an attribute of the function."""
+
+    def mark(function: F) -> F:
+        function.attrs_3141562937 = {"dispatch_mode": mode}  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class HybridWorker:
+    """After ``ActorRolloutRefWorker`` of ``verl/workers/fsdp_workers.py`` (veRL 0.7); each method tells who held."""
+
+    def __init__(self, pools: Pools) -> None:
+        self.holders = pools.holders
+
+    @register("ONE_TO_ALL")
+    def init_model(self) -> tuple[str, str]:
+        return self.holders()
+
+    @register("train")
+    def update_actor(self, data: str) -> tuple[str, str]:
+        if not data:
+            raise RuntimeError("no data")
+        return self.holders()
+
+    def compute_log_prob(self, data: str) -> tuple[str, str]:
+        return self.holders()
+
+    def save_checkpoint(self, local_path: str, global_step: int = 0) -> tuple[str, str]:
+        return self.holders()
+
+    @register("rollout")
+    def generate_sequences(self, prompts: str) -> tuple[str, str]:
+        return self.holders()
+
+    async def update_weights(self) -> tuple[str, str]:
+        return self.holders()
+
+    async def rollout_mode(self) -> tuple[str, str]:
+        return self.holders()
+
+    async def trainer_mode(self) -> tuple[str, str]:
+        return self.holders()
+
+    async def sleep(self) -> tuple[str, str]:
+        return self.holders()
+
+    def world(self) -> tuple[str, str]:
+        return self.holders()
+
+
+class Worker(TimesliceWorkerMixin, HybridWorker):
+    pass
+
+
+@pytest.fixture
+def worker(pools: Pools) -> Worker:
+    return Worker(pools)
+
+
+async def test_each_method_holds_what_it_uses(pools: Pools, worker: Worker) -> None:
+    """Inside of a method the groups of its role are held, afterwards none; other methods hold nothing."""
+    assert worker.init_model() == BOTH
+    assert worker.update_actor("data") == TRAINER
+    assert worker.compute_log_prob("data") == TRAINER
+    assert worker.save_checkpoint("path", global_step=1) == TRAINER
+    assert worker.generate_sequences("prompts") == SAMPLER
+    assert await worker.update_weights() == BOTH
+    assert worker.world() == NONE
+    assert pools.holders() == NONE
+    assert pools.phases("trainers", "mine") == ["init", "train", "train", "save", "weight_sync"]
+
+
+def test_the_controller_finds_its_marks() -> None:
+    """veRL dispatches by attributes of the functions; the held ones have them too."""
+    assert Worker.update_actor.attrs_3141562937 == {"dispatch_mode": "train"}  # type: ignore[attr-defined]
+    assert Worker.update_actor.__name__ == "update_actor"
+
+
+async def test_the_sampler_is_held_in_rollout_mode(pools: Pools, worker: Worker) -> None:
+    """From rollout_mode to trainer_mode, whoever asks for tokens in between; the switch itself needs both."""
+    assert await worker.rollout_mode() == BOTH
+    assert pools.holders() == SAMPLER
+    assert worker.generate_sequences("prompts") == SAMPLER
+    assert await worker.rollout_mode() == BOTH  # again: still one hold
+    assert await worker.trainer_mode() == SAMPLER
+    assert pools.holders() == NONE
+    assert pools.phases("samplers", "mine") == ["weight_sync"]
+
+
+async def test_sleep_without_a_rollout_is_held_for_itself(pools: Pools, worker: Worker) -> None:
+    """veRL lets the engine sleep before it loads a checkpoint."""
+    assert await worker.sleep() == SAMPLER
+    assert pools.holders() == NONE
+
+
+def test_an_error_lets_go(pools: Pools, worker: Worker) -> None:
+    """It comes through, and nothing stays held."""
+    with pytest.raises(RuntimeError, match="no data"):
+        worker.update_actor("")
+    assert pools.holders() == NONE
+
+
+def test_subclasses_hold_once(pools: Pools) -> None:
+    """A class derived from a held one takes each group once a call, also where it overrides and calls super."""
+
+    class Mine(Worker):
+        def update_actor(self, data: str) -> tuple[str, str]:
+            return super().update_actor(data)
+
+    mine = Mine(pools)
+    assert mine.update_actor("data") == TRAINER
+    assert mine.save_checkpoint("path") == TRAINER
+    assert pools.phases("trainers", "mine") == ["train", "save"]
+
+
+async def test_the_event_loop_runs_while_a_method_waits(pools: Pools, worker: Worker) -> None:
+    """A coroutine method waits without stopping the others; cancelled, it leaves nothing held."""
+    with Client(job="rival") as rival:
+        rival.acquire("trainers")
+        waiting = asyncio.create_task(worker.update_weights())
+        async with asyncio.timeout(20):
+            while pools.queue("trainers") != ["mine"]:
+                await asyncio.sleep(0.005)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    async with asyncio.timeout(20):
+        while pools.queue("trainers") or pools.holders() != NONE or not pools.phases("samplers", "mine"):
+            await asyncio.sleep(0.005)
