@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from timeslice.client.defaults import hold
     from timeslice.client.lease import AsyncLease, Lease
+    from timeslice.client.phases import phase
     from timeslice.client.points import until_ready, until_ready_async
     from timeslice.client.sync import Client
     from timeslice.client.workload import register_arena, register_workload
@@ -66,6 +67,7 @@ __all__ = [
     "__version__",
     "hold",
     "on_accelerators",
+    "phase",
     "register_arena",
     "register_workload",
     "until_ready",
@@ -86,6 +88,7 @@ _MODULES = {
     "TimeSliceOrchestratorClient": "client.compat",
     "hold": "client.defaults",
     "on_accelerators": "client.compat",
+    "phase": "client.phases",
     "register_arena": "client.workload",
     "register_workload": "client.workload",
     "until_ready": "client.points",

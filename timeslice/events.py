@@ -20,6 +20,7 @@ _LATEST_MS = 10**14  # beyond it no calendar goes
 _FIELDS_MOST = 64
 
 Amount = Annotated[int, Field(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Plan = Annotated[str, Field(max_length=BODY_MAX)]
 
 
@@ -121,6 +122,34 @@ class LeaseRevoked(_LeaseEnded):
 
     by: Text = ""
     reason: Text = ""
+
+
+class _Phase(Event):
+    job: Text
+    phase: Text
+    host: Text = ""
+    pid: Text = ""
+
+
+class PhaseBegan(_Phase):
+    """A process of a job began a stretch of work off the device."""
+
+
+class PhaseEnded(_Phase):
+    """That stretch is over; ``seconds`` by the process's own clock."""
+
+    seconds: Seconds = 0.0
+    outcome: Text = ""  # ok, or the name of the exception that ended it
+
+
+class PhaseMeasured(Event):
+    """A holder recorded what it moved in its hold, such as the weights of a sync."""
+
+    job: Text
+    token: Amount
+    label: Text = ""
+    bytes: Amount | None = None
+    seconds: Seconds | None = None
 
 
 class LeaseReinstalled(Event):
@@ -310,6 +339,9 @@ KINDS: Mapping[str, type[Event]] = {
     "LeaseReclaimed": LeaseReclaimed,
     "GrantExpired": GrantExpired,
     "LeaseRevoked": LeaseRevoked,
+    "PhaseBegan": PhaseBegan,
+    "PhaseEnded": PhaseEnded,
+    "PhaseMeasured": PhaseMeasured,
     "LeaseReinstalled": LeaseReinstalled,
     "SwapStarted": SwapStarted,
     "SwapPlanned": SwapPlanned,

@@ -34,6 +34,7 @@ with redis.Redis.from_url(url) as client:
 # Verbs without a case of their own, each with the reason.
 WITHOUT = {
     "look": "writes nothing",
+    "phase": "only news; tests/phases/test_faults.py loses its answer and sends it twice",
     "alone/clock": "writes nothing",
     "forget": "one call of an operator's command, like drain; tests/locks/test_operator_nodes.py sends it twice",
     "revoke": "one call of an operator's command, like drain and pause",

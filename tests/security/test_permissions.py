@@ -9,7 +9,7 @@ from timeslice.locks.permissions import ROLES
 
 # Who calls which verb; tests/security/test_under_acl.py sends each as its first caller here.
 CALLS = {
-    "client": {"acquire", "join", "point", "renew", "yield", "cancel", "register", "waits", "nudge", "look"},
+    "client": {"acquire", "join", "point", "phase", "renew", "yield", "cancel", "register", "waits", "nudge", "look"},
     "agent": {
         "alone/take_node",
         "alone/leave_node",

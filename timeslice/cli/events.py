@@ -111,6 +111,8 @@ def _print(event: Event, *, as_json: bool) -> None:
 def _field(name: str, value: object) -> str:
     if isinstance(value, int) and name.endswith("_ms") and name != "from_ms":
         return f"{name.removesuffix('_ms')}={seconds(value / 1000)}"
+    if isinstance(value, float) and name == "seconds":
+        return f"{name}={seconds(value)}"
     if isinstance(value, int) and name.endswith("bytes"):
         return f"{name}={size(value)}"
     return f"{name}={in_words(value) if name == 'reason' else value}"

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from timeslice.cli.output import json_option, print_json, print_table, seconds, size
-from timeslice.cli.report import frozen, used_s
+from timeslice.cli.report import elapsed, frozen, used_s
 from timeslice.cli.session import Session
 from timeslice.locks.view import GroupView
 
@@ -34,7 +34,7 @@ def jobs(session: Session, as_json: bool) -> None:
                 each["job"],
                 each["group"],
                 _does(each),
-                each["residency"] + (" FROZEN" if each["frozen"] else ""),
+                each["residency"] + (" FROZEN" if each["frozen"] else _weights(each)),
                 size(each["device_bytes"]),
                 size(each["host_bytes"]),
                 seconds(each["usage_s"]),
@@ -51,7 +51,13 @@ def _does(row: dict[str, Any]) -> str:
         return "uses the device UNHELD"
     if row["holds"]:
         return f"holds ({row['job_phase']})" if row["job_phase"] else "holds"
-    return f"waits {seconds(row['waited_s'])}" if row["waiting"] else ""
+    if row["waiting"]:
+        return f"waits {seconds(row['waited_s'])}"
+    return f"{row['job_phase']} for {seconds(row['phase_s'])}" if row["job_phase"] else ""
+
+
+def _weights(row: dict[str, Any]) -> str:
+    return ", needs weights" if row["needs_weights"] else ""
 
 
 def _jobs(view: GroupView) -> list[dict[str, Any]]:
@@ -70,10 +76,12 @@ def _jobs(view: GroupView) -> list[dict[str, Any]]:
                 "job": name,
                 "group": view.name,
                 "holds": holds,
-                "job_phase": view.state.get("label", "") if holds else "",
+                "job_phase": view.state.get("label", "") if holds else stored.phase if stored else "",
+                "phase_s": elapsed(view, "granted_at_ms") if holds else stored.phase_s if stored else 0.0,
                 "waiting": len(waits),
                 "waited_s": max(waits, default=0.0),
                 "residency": stored.residency if stored else "absent",
+                "needs_weights": bool(stored and stored.needs_weights),
                 "device_bytes": sum(member.device_bytes for member in places),
                 "host_bytes": sum(member.host_bytes for member in places),
                 "usage_s": used_s(view, name),

@@ -29,7 +29,7 @@ class Holding:
         self.client = client
         self.key = key
         self.lease = lease
-        self.inside: list[object] = [_here()]
+        self.inside: list[object] = [here()]
         lease.holding = self
 
     @property
@@ -52,7 +52,7 @@ class Holding:
                 )
             if self.lease.state == "lost":
                 self.lease.ensure_held()
-            self.inside.append(_here())
+            self.inside.append(here())
             return True
 
 
@@ -69,7 +69,7 @@ def _start_clean() -> None:
 os.register_at_fork(after_in_child=_start_clean)
 
 
-def _here() -> object:
+def here() -> object:
     """The task that runs now, else the thread."""
     try:
         task = asyncio.current_task()
@@ -81,12 +81,12 @@ def _here() -> object:
 def enter_point(lease: BaseLease) -> bool:
     """Mark the lease as being at a yield point, so that nobody joins it. False if some other thread or task is in a
     nested hold of its own: only it knows whether it computes. LeaseUncertainError if one is at a point already."""
-    here = _here()
+    own = here()
     with _counting:
         if lease.at_point:
             lease.ensure_held()
         nested = lease.holding.inside[1:] if lease.holding else []
-        if any(each is not here for each in nested):
+        if any(each is not own for each in nested):
             return False
         lease.at_point = True
         return True
@@ -110,10 +110,10 @@ def release(holding: Holding) -> Steps[None]:
     """Leave a holding; the last one out yields."""
     if holding.lease.inherited:
         return
-    here = _here()
+    own = here()
     with _counting:
         # Frameworks may enter in one thread and leave in another.
-        entry = next((i for i in reversed(range(holding.count)) if holding.inside[i] is here), -1)
+        entry = next((i for i in reversed(range(holding.count)) if holding.inside[i] is own), -1)
         del holding.inside[entry]
         if holding.count:
             return

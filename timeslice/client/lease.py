@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from timeslice.client.phases import measured
 from timeslice.client.points import ASK_S, point
 from timeslice.client.steps import run, run_async
 from timeslice.errors import LeaseLostError, LeaseUncertainError, quoted
@@ -139,6 +140,13 @@ class BaseLease:
             )
         if self._state != "held":
             raise self._error("it was yielded")
+
+    def record(self, *, bytes: int | None = None, seconds: float | None = None) -> None:  # noqa: A002 - says it best
+        """Record what this hold moved and how long that took, such as the weights of a sync: a PhaseMeasured event.
+
+        Sent in the background; it never waits.
+        """
+        measured(self, bytes, seconds)
 
     def _error(self, why: str) -> LeaseLostError:
         return LeaseLostError(

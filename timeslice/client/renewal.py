@@ -7,17 +7,19 @@ loss an agent that had not heard of it yet would take the device for free.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
 import threading
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from timeslice.client.identity import registration
-from timeslice.errors import TimeSliceError
+from timeslice.errors import RedisUnreachableError, TimeSliceError
 from timeslice.locks.connection import REPLY_TIMEOUT_S
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.flows import PATIENCE_S
@@ -33,6 +35,9 @@ log = logging.getLogger("timeslice")
 
 REGISTER_S = 10.0  # a third of the time in which nobody is granted after data loss
 _RETRY_S = 0.5
+_NEWS_MOST = 256  # that are not told yet
+_HELD_MOST = 256  # groups and jobs that are known to have been held
+_EXIT_S = 1.0  # how long a process that ends waits for what is not told yet
 _SHORTEST_REPLY_S = 0.1
 
 
@@ -62,6 +67,9 @@ class Renewer:
         self._leases: dict[str, BaseLease] = {}
         self._errands: list[_Errand] = []
         self._registrations: dict[tuple[str, str, str], _Registration] = {}
+        self._news: deque[tuple[Call[Any], str]] = deque(maxlen=_NEWS_MOST)
+        self._news_at = -math.inf  # not before
+        self._held: OrderedDict[tuple[str, str, str], GroupKeys] = OrderedDict()
         self._wake = threading.Condition()
         self._wake_at = -math.inf  # -inf: awake, and looks before it sleeps
         self._used = False  # since the last time there was nothing to do
@@ -75,12 +83,26 @@ class Renewer:
         with self._wake:
             self._leases[lease.lease_id] = lease
             self._used = True
+            self._note_held(lease)
             if lease.lease_s < 3 * self._reply_s:
                 self._reply_s = max(lease.lease_s / 3, _SHORTEST_REPLY_S)
             self._rouse(lease.renew_at)
 
     def drop(self, lease: BaseLease) -> None:
         self._leases.pop(lease.lease_id, None)  # of one that is at a yield point the id changes
+
+    def _note_held(self, lease: BaseLease) -> None:
+        keys = lease._keys  # noqa: SLF001
+        place = (keys.prefix, lease.job, keys.name)
+        self._held[place] = keys
+        self._held.move_to_end(place)
+        if len(self._held) > _HELD_MOST:
+            self._held.popitem(last=False)
+
+    def held_for(self, prefix: str, job: str) -> list[GroupKeys]:
+        """The groups that this process has held for a job."""
+        with self._wake:
+            return [keys for place, keys in self._held.items() if place[:2] == (prefix, job)]
 
     def remember(self, keys: GroupKeys, job: str, host: str, floors: dict[str, int]) -> None:
         """Repeat this process's registration for as long as it lives."""
@@ -102,12 +124,24 @@ class Renewer:
             self._errands.append(_Errand(call, what, then, now, now + PATIENCE_S))
             self._rouse(now)
 
+    def tell(self, call: Call[Any], what: str) -> None:
+        """Send a call that is only news, after those that were given before. Of too many that the server does not
+        answer the oldest are dropped."""
+        with self._wake:
+            self._news.append((call, what))
+            self._rouse(self._news_at)
+
+    def flush(self, within_s: float) -> None:
+        """Wait until all news are told, or the time is up."""
+        with self._wake:
+            self._wake.wait_for(lambda: not self._news, within_s)
+
     def _rouse(self, at: float) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="timeslice-renewal", daemon=True)
             self._thread.start()
         elif at < self._wake_at:
-            self._wake.notify()
+            self._wake.notify_all()
 
     def _run(self) -> None:
         while True:
@@ -126,6 +160,7 @@ class Renewer:
             due = [lease.renew_at for _, lease in leases]
             due += [errand.at for errand in errands]
             due += [known.at for known in registrations]
+            due += [self._news_at] if self._news else []
             at = min(due, default=math.inf)
             if not leases and not errands and self._used and at > now:
                 # A lease was here and is gone: the next one, likely soon, must not have to wake us.
@@ -145,6 +180,7 @@ class Renewer:
         for known in registrations:
             if known.at <= time.monotonic():
                 answers = self._register(known, send=answers) and answers
+        self._tell(send=answers)
 
     def _renew(self, lease_id: str, lease: BaseLease, *, send: bool) -> bool:
         """False if the server did not answer; then the others of this turn are not sent."""
@@ -182,6 +218,26 @@ class Renewer:
         errand.at = time.monotonic() + _RETRY_S
         return False
 
+    def _tell(self, *, send: bool) -> None:
+        """In order: what was told later waits for what is not answered yet."""
+        while self._news and self._news_at <= time.monotonic():
+            call, what = first = self._news[0]
+            try:
+                if send:
+                    self._connection().run(call, deadline_s=0)
+            except RedisUnreachableError as error:
+                log.info("%s: %s", what, error)
+                send = False
+            except TimeSliceError as error:
+                log.warning("%s is not told: %s", what, error)
+            if not send:
+                self._news_at = time.monotonic() + _RETRY_S
+                return
+            with self._wake:
+                if self._news and self._news[0] is first:  # else it was dropped meanwhile
+                    self._news.popleft()
+                self._wake.notify_all()
+
     def _register(self, known: _Registration, *, send: bool) -> bool:
         if send:
             try:
@@ -213,7 +269,13 @@ def _start_clean() -> None:
     _renewers, _making = {}, threading.Lock()
 
 
+def _finish() -> None:
+    for renewer in list(_renewers.values()):
+        renewer.flush(_EXIT_S)
+
+
 os.register_at_fork(after_in_child=_start_clean)
+atexit.register(_finish)
 
 
 def renewer_for(url: str) -> Renewer:

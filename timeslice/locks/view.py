@@ -68,6 +68,9 @@ class JobView:
     usage_s: float
     last_granted_s: float  # seconds ago
     token: int
+    phase: str = ""  # what a process of it last said it does off the device
+    phase_s: float = 0.0  # for how long
+    needs_weights: bool = False  # its content was discarded, and no weight sync has brought it back yet
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,9 @@ def _job(job: str, record: dict[str, str], now: int) -> JobView:
         usage_s=_int(record, "usage_ms") / 1000,
         last_granted_s=(now - granted) / 1000 if granted else 0.0,
         token=_int(record, "token"),
+        phase=record.get("phase", ""),
+        phase_s=max(now - _int(record, "phase_since_ms"), 0) / 1000 if record.get("phase") else 0.0,
+        needs_weights=record.get("needs_weights") == "1",
     )
 
 

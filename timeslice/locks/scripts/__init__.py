@@ -68,6 +68,7 @@ from timeslice.locks.scripts.operator import (
     repair,
     revoke,
 )
+from timeslice.locks.scripts.phases import Stretch, phase
 
 __all__ = [
     "CALL_DEADLINE_S",
@@ -90,6 +91,7 @@ __all__ = [
     "Reported",
     "Request",
     "Revoked",
+    "Stretch",
     "Yielded",
     "accepted",
     "ack",
@@ -110,6 +112,7 @@ __all__ = [
     "number",
     "own",
     "pause",
+    "phase",
     "plan",
     "poke",
     "promote",

@@ -14,7 +14,10 @@ local function residency_of_jobs()
   return found
 end
 
-local JOB_FIELDS = { 'residency', 'bytes', 'usage_ms', 'last_granted_at_ms', 'token', 'moved' }
+local JOB_FIELDS = {
+  'residency', 'bytes', 'usage_ms', 'last_granted_at_ms', 'token', 'moved', 'phase', 'phase_since_ms', 'phase_id',
+  'needs_weights',
+}
 
 local function job_forget(job)
   for _, field in ipairs(JOB_FIELDS) do
