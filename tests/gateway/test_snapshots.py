@@ -157,7 +157,7 @@ MODES = pb.SuspendMode
         (pb.BackendConfig(app_channel=pb.AppChannelConfig()), ""),
         (pb.BackendConfig(app_channel=pb.AppChannelConfig(mode=pb.SUSPEND_MODE_OFFLOAD)), ""),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) and value else "accepted" if value == "" else "",
 )
 def test_a_configuration_that_would_not_be_followed_is_refused(config: pb.BackendConfig, named: str) -> None:
     """What names a target, or a part of a job's state, is no wish that could be left aside."""

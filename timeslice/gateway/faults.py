@@ -60,8 +60,10 @@ def code_of(error: TimeSliceError) -> grpc.StatusCode:
 
 
 def details_of(error: TimeSliceError) -> str:
-    """Its message, cut to what the headers of an answer have room for: some of it was written by callers."""
-    return str(error).encode()[:_DETAILS_MAX].decode(errors="ignore")
+    """Its message, cut in the middle to what the headers of an answer have room for: callers wrote some of it."""
+    told, half = str(error).encode(), _DETAILS_MAX // 2
+    short = told if len(told) <= _DETAILS_MAX else told[:half] + b"..." + told[-half:]
+    return short.decode(errors="ignore")
 
 
 def answering(method: Method[S, A, R]) -> Method[S, A, R]:

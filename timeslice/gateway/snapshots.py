@@ -120,22 +120,14 @@ class SnapshotAgentService(SnapshotAgentServiceServicer):
             stand_in = await self._workloads.attach(await _registration(request_iterator))
         except TimeSliceError as error:
             await _abort(context, error)
-        passing = asyncio.create_task(_pass_on(stand_in, context))
-        listening = asyncio.create_task(_listen(request_iterator, stand_in))
         ended = False
         try:
             await context.send_initial_metadata((("registered", "1"),))
-            await asyncio.wait({passing, listening}, return_when=asyncio.FIRST_COMPLETED)
-            if listening.done() and not listening.exception():
-                await asyncio.sleep(_SETTLE_S)
-                ended = True
+            ended = await _serve(stand_in, request_iterator, context)
+        except UsageError as error:
+            await _abort(context, error)
         finally:
-            for task in (passing, listening):
-                task.cancel()
-            _, heard = await asyncio.gather(passing, listening, return_exceptions=True)
             self._workloads.detach(stand_in, ended=ended)
-        if isinstance(heard, UsageError):
-            await _abort(context, heard)
         if stand_in.ended:
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "the process that stands in for this workload was ended; register again"
@@ -161,6 +153,23 @@ async def _registration(messages: AsyncIterator[pb.WorkloadMessage]) -> Registra
         )
     except ValidationError as error:
         raise UsageError(f"register: {brief(error)}") from None
+
+
+async def _serve(stand_in: StandIn, messages: AsyncIterator[pb.WorkloadMessage], context: Context) -> bool:
+    """Pass orders and answers on. True: the workload has closed the stream itself. UsageError for what is no answer."""
+    listening = asyncio.create_task(_listen(messages, stand_in))
+    passing = asyncio.create_task(_pass_on(stand_in, context))
+    try:
+        await asyncio.wait({listening, passing}, return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done():
+            return False
+        listening.result()
+        await asyncio.sleep(_SETTLE_S)
+        return True
+    finally:
+        listening.cancel()
+        passing.cancel()
+        await asyncio.gather(listening, passing, return_exceptions=True)
 
 
 async def _listen(messages: AsyncIterator[pb.WorkloadMessage], stand_in: StandIn) -> None:
