@@ -98,6 +98,8 @@ def _judge(view: GroupView, job: str, residency: str) -> tuple[State, str]:
     if residency == "faulted":
         return "faulted", "where its device state is can't be told; see: timeslice doctor"
     if held and view.state.get("confirmed") == "1" and not view.swap and residency in {"resident", ""}:
+        if job in view.jobs and view.jobs[job].needs_weights:
+            return "restoring", "its weights were discarded while it slept, and have not been synced since"
         return "ready", ""
     # Who holds or waits gives signs of life itself. For all others their nodes' agents speak.
     if not (held or waits) and (silent := _silent(view, job)):
@@ -132,8 +134,11 @@ def _step(view: GroupView) -> str:
 
 
 def _phase(view: GroupView, job: str) -> str:
+    """What it does in its hold; else what it says it does off the devices; else what it waits for."""
     if view.holder == job:
         return view.state.get("label", "")
+    if job in view.jobs and (told := view.jobs[job].phase):
+        return told
     return next((waiter.label for waiter in view.queue if waiter.job == job and waiter.alive), "")
 
 

@@ -98,7 +98,15 @@ def test_the_schema_page_names_every_field_that_is_printed(cli: Cli, world: Worl
     world.serve("trainers")
     world.swap("trainers", out="a", into="b")
     world.hold_lock_only("samplers", "a")
-    for command in (("status",), ("queue", "trainers"), ("groups",), ("nodes",), ("jobs",), ("doctor",)):
+    for command in (
+        ("status",),
+        ("queue", "trainers"),
+        ("groups",),
+        ("nodes",),
+        ("jobs",),
+        ("ready", "a"),
+        ("doctor",),
+    ):
         printed = fields_of(json.loads(cli(*command, "--json").stdout))
         assert printed - page - set(GroupConfig.model_fields) == set(), command
 

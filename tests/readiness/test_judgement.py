@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,9 +73,20 @@ def test_every_situation_has_its_state_and_reason(picture: GroupView, expected: 
 
 
 def test_the_phase_is_what_the_job_said() -> None:
-    """Of its lease while it holds, of its request while it waits."""
+    """Of its lease while it holds; what it does off the devices; of its request while it waits."""
     assert in_group(view("resident", HELD), "a").phase == "generate"
+    busy = view("suspended", OTHER, waits=True)
+    busy.jobs["a"] = replace(busy.jobs["a"], phase="verify")
+    assert in_group(busy, "a").phase == "verify"
     assert in_group(view("suspended", OTHER, waits=True), "a").phase == "eval"
+
+
+def test_a_sampler_without_weights_is_not_ready() -> None:
+    """Its memory is back and what was in it is not: nothing sensible could be answered before the sync."""
+    picture = view("resident", HELD)
+    picture.jobs["a"] = replace(picture.jobs["a"], needs_weights=True)
+    found = in_group(picture, "a")
+    assert (found.state, "synced" in found.reason) == ("restoring", True)
 
 
 def test_a_hold_is_all_where_nothing_is_moved() -> None:
