@@ -24,6 +24,7 @@ _LOOK_S = 0.5
 _WRITTEN_S = 1.0  # lines that are older are on disk, but for those of a process that was stopped or slow
 _IN_A_ROW = 3  # looks in a row that have to find it: a line that came late may explain what one look takes for a fault
 _PATIENCE_S = 3.0  # of a fault that waits for its moment
+_TURN_S = 15.0  # until the turn of one that does not move is over, and another's begins
 
 Choose = Callable[["Aim", World, Planned, float], Deed | None]
 
@@ -57,9 +58,9 @@ class Aim:
         """Tries that wait, the oldest first."""
         return [asked for asked, last in self._tries() if last is asked]
 
-    def soon(self, look: Callable[[], list[Asked]]) -> list[Asked]:
+    def soon(self, look: Callable[[], list[Asked]], patience_s: float = _PATIENCE_S) -> list[Asked]:
         """What a look gives, as soon as it gives anything."""
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + patience_s
         while not (found := look()) and time.monotonic() < until:
             time.sleep(0.01)
         return found
@@ -82,14 +83,28 @@ def at_holder(aim: Aim, world: World, planned: Planned, now: float) -> Deed | No
 
 
 def at_waiter(aim: Aim, world: World, planned: Planned, now: float) -> Deed | None:
-    """To the process that has waited longest for a group for which others wait, too."""
+    """To the process that has waited longest for a group for which others wait, too. It ends when a process that came
+    later is inside there: the first one's turn is over by then."""
 
     def first() -> list[Asked]:
         found = aim.waiting()
         wanted = [asked.group for asked in found]
         return [asked for asked in found if wanted.count(asked.group) > 1]
 
-    return _to(world, planned, now, aim.soon(first))
+    tries = aim.soon(first)
+    deed = _to(world, planned, now, tries)
+    if deed is None or deed.heal is None:
+        return deed
+    stopped, heal = tries[0], deed.heal
+
+    def heal_in_time() -> None:
+        def later() -> list[Asked]:
+            return [asked for asked in aim.inside() if asked.group == stopped.group and asked.at > stopped.at]
+
+        aim.soon(later, _TURN_S)
+        heal()
+
+    return replace(deed, heal=heal_in_time)
 
 
 def as_flush(_: Aim, world: World, planned: Planned, now: float) -> Deed | None:
@@ -127,7 +142,7 @@ def stray_order(aim: Aim, world: World, planned: Planned, now: float) -> Deed | 
 def _to(world: World, planned: Planned, now: float, tries: list[Asked]) -> Deed | None:
     fit = [child.label for child in world.processes.having("job")]
     index = next((fit.index(each.who) for each in tries if each.who in fit), None)
-    return None if index is None else choose(world, replace(planned, pick=(index + 0.5) / len(fit)), now)
+    return None if index is None else choose(world, replace(planned, pick=(index + 0.5) / len(fit), amount=1.0), now)
 
 
 def hunt(folder: Path, patch: pytest.MonkeyPatch, what: Hunt, mutant: str, rules: Iterable[str]) -> Report:

@@ -20,7 +20,7 @@ HUNTS = {
     "lost-wake-up": Hunt(6, TRAFFIC),
     "last-in-first-out": Hunt(60, TRAFFIC),
     "dropped-restore": Hunt(60, TRAFFIC),
-    "no-confirmation": Hunt(60, ("stop-job",), at_waiter, lasts_s=8.0),
+    "no-confirmation": Hunt(110, ("stop-job",), at_waiter, lasts_s=1.0),
     "no-reclaim": Hunt(6, ("kill-job",), at_holder),
     "early-expiry": Hunt(60, ("clock",)),
     "reused-tokens": Hunt(60, ("drop",), as_flush),
