@@ -13,7 +13,7 @@ import pytest
 
 from tests.client.faces import in_thread
 from tests.integrations.conftest import Pools
-from tests.support.jobs import DEADLINE_S
+from tests.support.jobs import DEADLINE_S, wait_until
 from timeslice import (
     CancelledByOperatorError,
     Client,
@@ -184,11 +184,16 @@ def test_one_name_for_both_is_one_hold(pools: Pools, monkeypatch: pytest.MonkeyP
 
 
 def test_a_role_without_a_group_holds_nothing(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samplers of one's own: only the trainer's group is held, also by phases of both."""
+    """Samplers of one's own: only the trainer's group is held, also by phases of both. What the samplers do is recorded
+    there."""
     monkeypatch.delenv("TIMESLICE_SAMPLER_GROUP")
     with closing(PhaseCallback()) as callback:
         callback.on_phase_begin("generate", "sampler")
         assert pools.holders() == ("", "")
+        callback.on_phase_end("generate", "sampler")
+        wait_until(lambda: "PhaseEnded" in pools.event_types("trainers"), "the phase is recorded")
+        (ended,) = [event for event in pools.events("trainers") if event["type"] == "PhaseEnded"]
+        assert (ended["job"], ended["phase"]) == ("mine", "generate")
         callback.on_phase_begin("weight_sync", "both")
         assert pools.holders() == ("mine", "")
 

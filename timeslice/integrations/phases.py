@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from timeslice.client.hold import Hold
 from timeslice.client.lease import Lease
+from timeslice.client.phases import phase as recorded
 from timeslice.client.sync import Client
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
 from timeslice.names import check_name
@@ -42,8 +43,9 @@ class PhaseCallback:
     """Holds the trainer's group, the sampler's or both during each phase.
 
     ``TIMESLICE_TRAINER_GROUP`` and ``TIMESLICE_SAMPLER_GROUP`` name the groups. One name for both is the colocated
-    mode: one hold. A role without a group holds nothing; with neither set, calls do nothing. The server is
-    ``TIMESLICE_URL``, else ``TIMESLICE_ORCH_ADDR`` (a Redis URL or ``host:port``), else that of ``timeslice up``.
+    mode: one hold. The phases of a role without a group hold nothing and are recorded in the events of the other;
+    with neither set, calls do nothing. The server is ``TIMESLICE_URL``, else ``TIMESLICE_ORCH_ADDR`` (a Redis URL or
+    ``host:port``), else that of ``timeslice up``.
 
     Phases may overlap and a phase may begin again before it ended: a group is taken by the first that needs it and
     yielded by the last one out, whatever thread or task says so. The trainer's group is taken before the sampler's.
@@ -69,9 +71,13 @@ class PhaseCallback:
         self._mind_forks()
         log.debug("phase %s of %s begins %s", phase, role, context or "")
         with ExitStack() as entered:
-            for pool in self._pools_of(phase, role):
+            pools = self._pools_of(phase, role)
+            for pool in pools:
                 self._enter(pool, phase)
                 entered.callback(pool.leave)
+            if not pools:
+                others = [group for group in self._groups.values() if group]
+                entered.enter_context(recorded(phase, job=self._client.job, groups=others, url=self._client.url))
             kept = entered.pop_all()
         with self._changing:
             self._open.append((phase, role, kept))
