@@ -101,7 +101,7 @@ class Leases:
         """Wait for the group; at once if it is held for the job already (then False). Cancelled, the last caller of
         a job takes the request out of the queue."""
         key = (check_name("group", group), check_name("job", job))
-        if hold := self._standing(key):
+        if hold := await self._confirmed(key):
             hold.told = True
             return hold.lease, False
         if self._stopping:
@@ -165,14 +165,18 @@ class Leases:
         """Look after what is held, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            now = time.monotonic()
-            self._past = {key: past for key, past in self._past.items() if past.until > now}
-            for key, hold in list(self._held.items()):
-                try:
-                    if self._standing(key) is hold:
-                        await self._look_after(key, hold)
-                except TimeSliceError as error:
-                    log.info("group %s: the lease of job %s could not be looked after: %s", *key, error)
+            await self.look_after_all()
+
+    async def look_after_all(self) -> None:
+        """End what is over, and forget what was long ago."""
+        now = time.monotonic()
+        self._past = {key: past for key, past in self._past.items() if past.until > now}
+        for key, hold in list(self._held.items()):
+            try:
+                if self._standing(key) is hold:
+                    await self._look_after(key, hold)
+            except TimeSliceError as error:
+                log.info("group %s: the lease of job %s could not be looked after: %s", *key, error)
 
     async def end_waits(self) -> None:
         """Withdraw what is asked for, and ask for nothing any more."""
@@ -254,6 +258,14 @@ class Leases:
                 return None
         return hold
 
+    async def _confirmed(self, key: Key) -> Hold | None:
+        """What is held by the server's word: it may have been yielded through another gateway, or taken away."""
+        if hold := self._standing(key):
+            sent = time.monotonic()
+            hold.lease.note_renewal(await self._client.driver.run(hold.lease.renewal()), sent)
+            return self._standing(key)
+        return None
+
     def _end(self, key: Key, hold: Hold, lost: str) -> None:
         if self._held.get(key) is hold:
             del self._held[key]
@@ -313,7 +325,9 @@ class Leases:
             await self._revoke(key, hold, view, "all processes of the job have ended")
         elif time.monotonic() > hold.until:
             await self._revoke(key, hold, view, f"held for {self._max_hold_s:g} s, the gateway's maximum")
-        hold.vouched |= bool(running)
+        elif running and not hold.vouched:
+            hold.vouched = True
+            log.debug("group %s: agents see processes of job %s; their end ends its lease", *key)
 
     async def _revoke(self, key: Key, hold: Hold, view: GroupView, why: str) -> None:
         """Take it away. The caller may still compute: agents move a served job off the device before the next

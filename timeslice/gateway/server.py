@@ -17,12 +17,14 @@ import grpc.aio
 from timeslice.errors import UsageError
 from timeslice.gateway.leases import HOST, GatewayClient, Leases
 from timeslice.gateway.orchestrator import Orchestrator
+from timeslice.gateway.proto.snapshot_agent_pb2_grpc import add_SnapshotAgentServiceServicer_to_server
 from timeslice.gateway.proto.timeslice_orchestrator_pb2_grpc import add_TimeSliceOrchestratorServiceServicer_to_server
+from timeslice.gateway.snapshots import SnapshotAgentService
 from timeslice.names import MAX_LENGTH, check_name
 
 log = logging.getLogger("timeslice.gateway")
 
-_STOP_S = 5.0  # how long calls under way may take to be answered
+_STOP_S = 2.0  # how long calls under way may take to be answered
 _PING_MS = 1000  # callers may ping so often
 
 
@@ -67,10 +69,13 @@ async def run_gateway(
     """
     client = GatewayClient(options.url, options.prefix, options.node)
     leases = Leases(client, options.max_hold_s)
+    snapshots = SnapshotAgentService(client, node=options.node)
     server = grpc.aio.server(options=_channel_options(options.keepalive_s))
     add_TimeSliceOrchestratorServiceServicer_to_server(Orchestrator(leases), server)
+    add_SnapshotAgentServiceServicer_to_server(snapshots, server)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(leases.stop)
+        stack.push_async_callback(snapshots.close)
         port = _listen(server, options)
         await leases.resume()
         await server.start()
@@ -98,12 +103,14 @@ async def _until(stop: asyncio.Event, watching: asyncio.Task[None]) -> None:
 
 
 def _channel_options(keepalive_s: float) -> list[tuple[str, int]]:
+    answer_ms = round(min(keepalive_s, 20.0) * 1000)
     return [
         # A second gateway on the same port would take half of the callers.
         ("grpc.so_reuseport", 0),
         # A caller that vanished is noticed while it waits, however long that takes.
         ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", round(min(keepalive_s, 20.0) * 1000)),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),  # the longer of both counts; by default a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # Callers do the same; gRPC would cut them off for it.
