@@ -53,7 +53,7 @@ from timeslice.up import LocalStack
 
 SAMPLERS, TRAINERS = GROUPS = ("samplers", "trainers")
 JOBS = ("a", "b")
-VERIFIER_S = 0.3  # what a reward model or a sandbox takes for a batch; the devices are free for others meanwhile
+VERIFIER_S = 0.8  # what a reward model or a sandbox takes for a batch; the devices are free for others meanwhile
 WAIT_S = 120.0
 
 Hold = Callable[[str], AbstractContextManager[Any]]
@@ -325,7 +325,7 @@ def say(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=5, help="of each job (default 5)")
+    parser.add_argument("--steps", type=int, default=4, help="of each job (default 4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     parser.add_argument("--driver", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

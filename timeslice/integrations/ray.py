@@ -186,8 +186,8 @@ class _SharedCall:
 
     def _is_held(self) -> bool:
         """Whether this code holds the groups itself; the call would wait for the caller, and the caller for it."""
-        groups = set(self._place.groups)
-        held = {lease.group for lease in context.leases() if lease.state == "held"} & groups
+        groups, job = set(self._place.groups), self._place.job
+        held = {lease.group for lease in context.leases() if lease.state == "held" and lease.job == job} & groups
         if held and held != groups:
             raise UsageError(
                 f"this code holds {', '.join(sorted(held))}, and the call needs {', '.join(sorted(groups))}: hold them "

@@ -96,7 +96,8 @@ class Holder:
 
     async def _register(self, request: Request) -> None:
         place = request.place
-        await request.target.__ray_call__.remote(join, place.groups, place.job)
+        # Repeated by Ray where the actor is being restarted; it may be, whatever holds for the call itself.
+        await request.target.__ray_call__.options(max_task_retries=-1).remote(join, place.groups, place.job)
         self._known.add(request.target._actor_id.binary())  # noqa: SLF001
 
     async def _register_again(self, request: Request, turn: Turn) -> None:

@@ -1,0 +1,135 @@
+"""What the workers of the Ray tests run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from timeslice.arena import Arena
+from timeslice.integrations.ray import TimesliceActor
+
+DEADLINE_S = 60.0
+STATE_BYTES = 4 << 20
+
+
+class OnDevice:
+    """Has state on an emulated device."""
+
+    def __init__(self, device: str) -> None:
+        self.arena = Arena(Path(device), label=type(self).__name__)
+        self.state: Any = None
+        super().__init__()
+
+    def load(self, seed: int) -> str:
+        """Fill the device; to be held for."""
+        self.state = np.frombuffer(self.arena.allocate(STATE_BYTES), np.uint8)
+        self.state[:] = np.random.default_rng(seed).integers(0, 256, STATE_BYTES, np.uint8)
+        return self.digest()
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.state.tobytes()).hexdigest()
+
+    def where(self) -> tuple[str, int, int]:
+        """Needs no device: state, bytes there, bytes saved."""
+        return self.arena.state, self.arena.bytes_on_device, self.arena.bytes_on_host
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def die(self) -> None:
+        os._exit(3)
+
+
+class Known(OnDevice, TimesliceActor):
+    """Is moved from outside."""
+
+
+class MovesItself(Known):
+    """Is asked to move."""
+
+    def __init__(self, device: str) -> None:
+        self.asked: list[str] = []
+        super().__init__(device)
+
+    def on_suspend(self, mode: str, _tags: tuple[str, ...]) -> int:
+        self.asked.append(f"suspend {mode}")
+        return self.arena.suspend()
+
+    def on_restore(self, _tags: tuple[str, ...]) -> int:
+        self.asked.append("restore")
+        return self.arena.resume()
+
+    def on_probe(self) -> tuple[str, int, int]:
+        on_device = self.arena.bytes_on_device
+        state = "suspended" if self.arena.state == "checkpointed" else "resident" if on_device else "absent"
+        return state, on_device, self.arena.bytes_on_host
+
+    def were(self) -> list[str]:
+        return self.asked
+
+
+class HalfCallbacks(TimesliceActor):
+    """Forgot one of the two."""
+
+    def on_suspend(self, _mode: str, _tags: tuple[str, ...]) -> int:
+        return 0
+
+    def ready(self) -> bool:
+        return True
+
+
+class Plain:
+    """Knows nothing of timeslice."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def stay(self, folder: str, name: str, until: str) -> str:
+        """Say that it is inside, and leave when a file is there."""
+        (Path(folder) / f"{name}-inside").touch()
+        await_file(Path(folder) / until)
+        (Path(folder) / f"{name}-left").touch()
+        return name
+
+    def note(self, number: int) -> int:
+        self.seen.append(number)
+        return number
+
+    def noted(self) -> list[int]:
+        return self.seen
+
+    def fail(self) -> None:
+        raise ValueError("no luck")
+
+    @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
+    def pair(self, first: Any) -> tuple[Any, int]:
+        return first, 2
+
+    def stream(self) -> Any:
+        yield 1
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def die(self) -> None:
+        os._exit(3)
+
+
+class Async:
+    async def double(self, number: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * number
+
+
+def await_file(path: Path) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        assert time.monotonic() < end, f"{path.name} did not come"
+        time.sleep(0.01)

@@ -1,0 +1,348 @@
+"""Ray jobs: two of them by turns, actors whose state moves, calls that are held for. One real Ray cluster for all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import timeslice
+from tests.frameworks.ray_workers import STATE_BYTES, Async, HalfCallbacks, Known, MovesItself, Plain, await_file
+from tests.support.jobs import wait_until
+from timeslice.client.sync import Client
+from timeslice.errors import AcquireTimeoutError, InvalidNameError, UsageError
+from timeslice.integrations.ray import runtime_env, share
+from timeslice.up import LocalStack
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_jobs.py"
+SAMPLERS, TRAINERS = GROUPS = ("samplers", "trainers")
+
+# A driver that is killed while a call of its own runs inside of a hold.
+DRIVER = """
+import sys, ray
+from timeslice.integrations.ray import runtime_env, share
+from tests.frameworks.ray_workers import Plain
+
+ray.init(address=sys.argv[1], runtime_env=runtime_env("dies"), configure_logging=False)
+worker = share(ray.remote(Plain).options(num_cpus=0).remote(), "samplers", job="dies")
+ray.get(worker.stay.remote(sys.argv[2], "dies", "never"))
+"""
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    """Server, coordinator and agent with two emulated devices, and a Ray cluster that this process is a driver of."""
+    with tempfile.TemporaryDirectory(prefix="tr-") as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        patch.setenv("TIMESLICE_RUNTIME_DIR", str(folder / "run"))
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_MODE", "")  # put back afterwards; Ray sets it
+        patch.delenv("RAY_AUTH_MODE")
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        local = LocalStack(dict.fromkeys(GROUPS, STATE_BYTES * 5 // 2))
+        try:
+            local.start()
+            ray.init(
+                num_cpus=2,
+                include_dashboard=False,
+                object_store_memory=80 << 20,
+                configure_logging=False,
+                log_to_driver=False,
+                _temp_dir=str(folder / "ray"),
+            )
+            yield local
+        finally:
+            ray.shutdown()
+            local.stop()
+
+
+@pytest.fixture
+def job(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job of the test's own, which this process is the driver of."""
+    name = f"j{secrets.token_hex(4)}"
+    monkeypatch.setenv("TIMESLICE_JOB", name)
+    monkeypatch.setenv("TIMESLICE_URL", stack.url)
+    return name
+
+
+@pytest.fixture
+def rival(stack: LocalStack) -> Iterator[Client]:
+    """Another job."""
+    with Client(stack.url, job=f"r{secrets.token_hex(4)}") as client:
+        yield client
+
+
+@pytest.fixture
+def make(stack: LocalStack, job: str) -> Iterator[Make]:
+    """Actors that end with the test."""
+    made = []
+
+    def actor(kind: type, *groups: str, **options: Any) -> Any:
+        environment = runtime_env(groups=groups)
+        given = {"num_cpus": 0, "runtime_env": environment, **options}
+        arguments = [device(stack, groups[0])] if issubclass(kind, Known) else []
+        made.append(ray.remote(kind).options(**given).remote(*arguments))
+        return made[-1]
+
+    yield actor
+    for each in made:
+        ray.kill(each)
+
+
+def device(stack: LocalStack, group: str) -> str:
+    return str(stack.server.folder.parent / "devices" / group)
+
+
+def targets(client: Client, group: str, job: str) -> set[int]:
+    """The processes that the group knows of a job."""
+    return {int(name.split("/")[2]) for name in client.status(group).targets if name.startswith(f"{job}/")}
+
+
+def free(client: Client, group: str = SAMPLERS) -> None:
+    wait_until(lambda: not client.status(group).holder, f"group {group} is free")
+
+
+@pytest.mark.slow
+def test_two_ray_jobs_of_one_cluster_take_turns(tmp_path: Path) -> None:
+    """Two drivers with a sampler and a trainer each compute the same as alone, never both on one device, whether the
+    driver holds or its calls are held for; nothing is left of Ray, server or devices."""
+    report = tmp_path / "ray.json"
+    command = [sys.executable, str(EXAMPLE), "--steps", "3", "--json", str(report)]
+    environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=115, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    assert (found["overlaps"], found["results_equal"], found["device"]) == (0, True, "emulated")
+    assert found["swaps"] >= 4
+    assert found["bytes_moved"] > 10 << 20
+    assert {len(job["rewards"]) for job in found["jobs"].values()} == {3}
+    assert found["jobs"]["a"]["sha256"] != found["jobs"]["b"]["sha256"]
+
+
+@pytest.mark.parametrize("kind", [Known, MovesItself])
+def test_the_state_of_actors_moves_while_a_rival_holds(
+    stack: LocalStack, job: str, rival: Client, make: Make, kind: type
+) -> None:
+    """The driver holds, two actors of one role load; when another job holds, none of their state is on the device and
+    all of it is saved; in the next hold it is back with the same content."""
+    actors = [make(kind, SAMPLERS) for _ in range(2)]
+    with timeslice.hold(SAMPLERS, timeout=60):
+        digests = ray.get([actor.load.remote(seed) for seed, actor in enumerate(actors)])
+    with rival.hold(SAMPLERS, timeout=60):
+        for where in ray.get([actor.where.remote() for actor in actors]):
+            assert where == ("checkpointed", 0, STATE_BYTES)
+    with timeslice.hold(SAMPLERS, timeout=60) as lease:
+        assert lease.grant.how == "restored"
+        assert ray.get([actor.digest.remote() for actor in actors]) == digests
+    if kind is MovesItself:
+        assert ray.get(actors[0].were.remote()) == ["suspend offload", "restore"]
+
+
+def test_roles_of_one_job_on_one_node_are_told_apart(job: str, rival: Client, make: Make) -> None:
+    """A process is known in the groups that its actor was given and in no other, and one that Ray restarts is known
+    under its new number."""
+    sampler, other = (make(Known, SAMPLERS, max_restarts=1, max_task_retries=1) for _ in range(2))
+    trainer = make(Known, TRAINERS)
+    first, second, third = ray.get([each.pid.remote() for each in (sampler, other, trainer)])
+    assert {first, second} <= targets(rival, SAMPLERS, job)
+    assert targets(rival, TRAINERS, job) == {third}
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(sampler.die.options(max_task_retries=0).remote())
+    again = ray.get(sampler.pid.remote())
+    assert again != first
+    assert again in targets(rival, SAMPLERS, job)
+
+
+def test_an_actor_killed_inside_of_a_hold_of_its_driver(stack: LocalStack, job: str, rival: Client, make: Make) -> None:
+    """The driver gets Ray's error and leaves its hold; the rival gets in, for what the actor had is gone with it."""
+    actor = make(Known, SAMPLERS)
+    with timeslice.hold(SAMPLERS, timeout=60):
+        ray.get(actor.load.remote(0))
+        ray.kill(actor)
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actor.digest.remote())
+    with rival.hold(SAMPLERS, timeout=60):
+        assert rival.status(SAMPLERS).resident == (rival.job,)
+
+
+def test_what_an_actor_must_be_told(job: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor without a job, without a group, or with half of the callbacks ends, and says what to do."""
+    without_job = make(HalfCallbacks, runtime_env={"env_vars": {"TIMESLICE_GROUPS": SAMPLERS}})
+    for actor, words in [
+        (without_job, "does not know which job"),
+        (make(HalfCallbacks), "names no group"),
+        (make(HalfCallbacks, SAMPLERS), "has on_suspend only; it needs on_suspend and on_restore"),
+    ]:
+        with pytest.raises(ray.exceptions.RayActorError, match=words):
+            ray.get(actor.ready.remote())
+
+
+def test_a_shared_call_keeps_a_rival_out(job: str, rival: Client, make: Make, tmp_path: Path) -> None:
+    """While calls run the job holds, though its driver does nothing for it; two in flight together are both inside;
+    when both have ended, the rival that waited gets in. The processes of the actors are known."""
+    one, other = (make(Plain) for _ in range(2))
+    calls = [
+        share(actor, SAMPLERS, phase="generate").stay.remote(str(tmp_path), name, "go")
+        for actor, name in [(one, "one"), (other, "other")]
+    ]
+    for name in ("one", "other"):
+        await_file(tmp_path / f"{name}-inside")
+    view = rival.status(SAMPLERS)
+    assert view.holder == job
+    assert view.state["label"] == "generate"
+    with pytest.raises(AcquireTimeoutError, match=job):
+        rival.acquire(SAMPLERS, timeout=0)
+    (tmp_path / "go").touch()
+    with rival.hold(SAMPLERS, timeout=60):
+        assert (tmp_path / "one-left").exists()
+        assert (tmp_path / "other-left").exists()
+    assert ray.get(calls) == ["one", "other"]
+    assert set(ray.get([one.pid.remote(), other.pid.remote()])) <= targets(rival, SAMPLERS, job)
+
+
+def test_a_shared_actor_that_ray_restarts_is_known_again(job: str, rival: Client, make: Make) -> None:
+    """An error of the call and the death of the actor come out of ray.get as they would without us; the hold is left,
+    the next call goes through, and the new process is known, though its class knows nothing of timeslice."""
+    actor = make(Plain, max_restarts=1)
+    shared = share(actor, SAMPLERS)
+    before = ray.get(shared.pid.remote())
+    with pytest.raises(ValueError, match="no luck"):
+        ray.get(shared.fail.remote())
+    free(rival)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(shared.die.remote())
+    free(rival)
+    after = ray.get(shared.pid.remote())
+    assert {before, after} <= targets(rival, SAMPLERS, job)
+
+
+def test_a_shared_call_that_is_cancelled_while_it_waits(job: str, rival: Client, make: Make) -> None:
+    """ray.cancel takes it out of the queue, it never runs, and calls made after it do."""
+    shared = share(make(Plain), SAMPLERS)
+    assert ray.get(shared.note.remote(0)) == 0
+    with rival.hold(SAMPLERS, timeout=60):
+        waiting = shared.note.remote(1)
+        wait_until(lambda: any(waiter.job == job for waiter in rival.status(SAMPLERS).queue), "the call is queued")
+        ray.cancel(waiting)
+        with pytest.raises(ray.exceptions.TaskCancelledError):
+            ray.get(waiting)
+        wait_until(lambda: not rival.status(SAMPLERS).queue, "the call left the queue")
+        following = shared.note.remote(2)
+    assert ray.get(following) == 2
+    assert ray.get(shared.noted.remote()) == [0, 2]
+
+
+def test_a_shared_call_that_is_cancelled_while_it_runs(job: str, rival: Client, make: Make, tmp_path: Path) -> None:
+    """Its caller is released at once, and the rival only when the actor is really done."""
+    call = share(make(Plain), SAMPLERS).stay.remote(str(tmp_path), "it", "go")
+    await_file(tmp_path / "it-inside")
+    ray.cancel(call)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(call)
+    with pytest.raises(AcquireTimeoutError):
+        rival.acquire(SAMPLERS, timeout=0)
+    (tmp_path / "go").touch()
+    with rival.hold(SAMPLERS, timeout=60):
+        assert (tmp_path / "it-left").exists()
+
+
+def test_shared_calls_keep_their_order(job: str, make: Make) -> None:
+    """One actor takes many calls in the order in which they were made, as Ray promises it without us."""
+    shared = share(make(Plain), SAMPLERS)
+    ray.wait([shared.note.remote(number) for number in range(400)], num_returns=400)
+    assert ray.get(shared.noted.remote()) == list(range(400))
+
+
+def test_what_can_be_shared(job: str, make: Make) -> None:
+    """Coroutine methods, several results, options, references as arguments, remote functions, and a handle that is
+    sent to another actor's process; a generator and a class are refused with what to do instead."""
+    shared = share(make(Plain), SAMPLERS, methods=["pair", "stream"])
+    assert ray.get(shared.pair.remote(ray.put("large"))) == ["large", 2]
+    assert ray.get(shared.pair.options(num_returns=1).remote("one")) == ("one", 2)
+    assert ray.get(share(make(Async), SAMPLERS).double.remote(21)) == 42
+    power = share(ray.remote(num_cpus=0)(_power), SAMPLERS, TRAINERS)
+    assert ray.get(power.remote(2, ray.put(5))) == 32
+    assert ray.get(ray.remote(num_cpus=0)(_call_there).remote([shared])) == ["there", 2]
+    assert type(shared.note) is ray.actor.ActorMethod
+    with pytest.raises(UsageError, match="returns a generator"):
+        shared.stream.remote()
+    with pytest.raises(UsageError, match="give the handle of an actor"):
+        share(ray.remote(Plain), SAMPLERS)
+    with pytest.raises(UsageError, match="needs the name of a group"):
+        share(make(Plain))
+    with pytest.raises(AttributeError):
+        share(make(Plain), SAMPLERS, methods=["nope"])
+
+
+def _power(base: int, exponent: int) -> int:
+    return int(base**exponent)
+
+
+def _call_there(shared: list[Any]) -> Any:
+    return ray.get(shared[0].pair.remote("there"))
+
+
+def test_shared_calls_inside_of_a_hold(job: str, make: Make) -> None:
+    """A driver that holds calls straight through, for its own hold would keep the call out; with a part of the groups
+    it is told."""
+    shared = share(make(Plain), SAMPLERS, TRAINERS)
+    with timeslice.hold(SAMPLERS, TRAINERS, timeout=60):
+        assert ray.get(shared.note.remote(1)) == 1
+    with timeslice.hold(SAMPLERS, timeout=60), pytest.raises(UsageError, match="holds samplers, and the call needs"):
+        shared.note.remote(2)
+
+
+def test_a_driver_that_dies_in_a_shared_call(stack: LocalStack, job: str, rival: Client, tmp_path: Path) -> None:
+    """Its hold ends with it, and its place goes to who waits."""
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-c", DRIVER, address, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            await_file(tmp_path / "dies-inside")
+            assert rival.status(SAMPLERS).holder == "dies"
+        finally:
+            process.kill()
+    with rival.hold(SAMPLERS, timeout=60):
+        assert not (tmp_path / "dies-left").exists()
+
+
+def test_a_runtime_env_carries_no_password(
+    job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names server, job, prefix and groups; of credentials only the user, and it says where the password goes."""
+    url = "rediss://me:secret@host:6380?ssl_password=secret"
+    with caplog.at_level(logging.WARNING, "timeslice"):
+        found = runtime_env(groups=[SAMPLERS, TRAINERS, SAMPLERS], url=url)
+    assert found == {
+        "env_vars": {
+            "TIMESLICE_JOB": job,
+            "TIMESLICE_PREFIX": "ts",
+            "TIMESLICE_URL": "rediss://me@host:6380",
+            "TIMESLICE_GROUPS": "samplers,trainers",
+        }
+    }
+    assert "set TIMESLICE_PASSWORD in the environment of the Ray nodes" in caplog.text
+    assert "secret" not in caplog.text
+    with pytest.raises(InvalidNameError):
+        runtime_env(groups=["no good"])
+
+
+def test_holds_that_are_switched_off(job: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TIMESLICE_DISABLE=1 a shared actor is the actor itself, and workers are told."""
+    actor = make(Plain)
+    monkeypatch.setenv("TIMESLICE_DISABLE", "1")
+    assert share(actor, SAMPLERS) is actor
+    assert runtime_env()["env_vars"] == {"TIMESLICE_JOB": job, "TIMESLICE_PREFIX": "ts", "TIMESLICE_DISABLE": "1"}
+    assert ray.get(make(HalfCallbacks).ready.remote())
