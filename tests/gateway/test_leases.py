@@ -14,7 +14,9 @@ from tests.client.world import World
 from tests.gateway.conftest import Code, MakeGateway, queued, refused
 from timeslice.backends.registry import get_backend
 from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
-from timeslice.gateway.leases import GatewayClient, Leases
+from timeslice.errors import RedisUnreachableError
+from timeslice.gateway.holds import GatewayClient
+from timeslice.gateway.leases import Leases
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Granted, Request
 from timeslice.models import Target
@@ -191,6 +193,29 @@ async def test_what_is_granted_to_a_caller_that_just_left_is_given_up(leases: Le
     with pytest.raises(asyncio.CancelledError):
         await taking
     assert (world.holder(), world.event_types()[-1]) == ("", "LeaseYielded")
+
+
+@pytest.mark.usefixtures("lock")
+async def test_a_lease_whose_yield_is_under_way_is_not_had_again(
+    leases: Leases, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The yield was not answered and is tried on; who asks meanwhile is granted anew, after it, never by the old
+    lease."""
+    old, _ = await leases.take("g", "a")
+
+    async def unanswered(*_: object) -> None:
+        """As a client whose server is silent."""
+
+    with monkeypatch.context() as silent:
+        silent.setattr(GatewayClient, "yield_", unanswered)
+        with pytest.raises(RedisUnreachableError, match="Repeat it"):
+            await leases.give_up("g", "a")
+    taking = asyncio.create_task(leases.take("g", "a"))
+    await queued(world, "a")
+    assert (await leases.give_up("g", "a")).pending == 1
+    new, fresh = await taking
+    assert fresh
+    assert new.fencing_token > old.fencing_token
 
 
 @pytest.mark.usefixtures("lock")

@@ -11,13 +11,10 @@ import asyncio
 import logging
 import sys
 import time
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from timeslice.client.aio import AsyncClient
 from timeslice.client.lease import AsyncLease
-from timeslice.client.terms import Terms
 from timeslice.errors import (
     LeaseLostError,
     NotHolderError,
@@ -26,47 +23,18 @@ from timeslice.errors import (
     UnknownGroupError,
 )
 from timeslice.gateway.faults import UnavailableError
+from timeslice.gateway.holds import GatewayClient, Hold, asks_for, refuse_unknown, why_not_holder
 from timeslice.locks import scripts
-from timeslice.locks.flows import Grant
-from timeslice.locks.scripts import Request, Yielded, text
+from timeslice.locks.scripts import Yielded, text
 from timeslice.locks.view import GroupView
-from timeslice.models import Residency
 from timeslice.names import check_name, is_name
 
 log = logging.getLogger("timeslice.gateway")
 
 LOOK_S = 1.0  # between two looks at what is held or waited for
-PAST_S = 120.0  # so long a repeated yield is answered like the first; the lock protocol remembers as long
-HOST = "gateway."  # how the hosts of all gateways begin
+PAST_S = 900.0  # for what ended is remembered; longer than an unanswered yield is tried on
 
 Key: TypeAlias = tuple[str, str]  # group, job
-
-_asks_for: ContextVar[str | None] = ContextVar("timeslice_gateway_job", default=None)
-
-
-class GatewayClient(AsyncClient):
-    """Takes leases for jobs whose processes are elsewhere."""
-
-    registers = False
-
-    def __init__(self, url: str, prefix: str, node: str) -> None:
-        super().__init__(url, "gateway", prefix)
-        self.host = HOST + node
-
-    def _taker(self) -> object:
-        """The job, so that a wait knows what else its job holds here, and finds circles."""
-        return _asks_for.get()
-
-
-@dataclass(eq=False)
-class Hold:
-    """A lease that is kept for a job."""
-
-    lease: AsyncLease
-    until: float  # monotonic: the end of the maximum hold
-    told: bool = False  # a caller knows that it has it
-    vouched: bool = False  # agents have shown processes of the job since it is held
-    nodes: set[str] = field(default_factory=set)  # where they run, as far as is known
 
 
 @dataclass(eq=False)
@@ -75,6 +43,7 @@ class _Asking:
 
     task: asyncio.Task[Hold]
     callers: int = 0
+    refusal: TimeSliceError | None = None  # why it was cancelled, if not because the gateway stops
 
 
 @dataclass(frozen=True)
@@ -118,7 +87,7 @@ class Leases:
         if self._asking.get(key) is asking:
             del self._asking[key]
         if asking.task.cancelled():
-            raise self._stops(key)
+            raise asking.refusal or self._stops(key)
         hold = asking.task.result()
         hold.told = True
         return hold.lease, True
@@ -127,7 +96,10 @@ class Leases:
         """Yield for the job. NotHolderError if no gateway holds the group for it."""
         key = (check_name("group", group), check_name("job", job))
         view = await self.look(group)
-        if hold := self._held.get(key) or self._adopt(view, job):
+        hold = self._held.get(key)
+        if hold is None or hold.lease.lease_id != view.state.get("lease_id"):
+            hold = self._adopt(view, job) or hold
+        if hold:
             return await self._release(key, hold)
         past = self._past.get(key)
         if past and not past.lost:
@@ -136,7 +108,7 @@ class Leases:
             reply = await self._client.driver.run(call)
             if isinstance(reply, Yielded):
                 return reply
-        raise NotHolderError(past.lost if past and past.lost else _not_holder(view, job), group=group, job=job)
+        raise NotHolderError(past.lost if past and past.lost else why_not_holder(view, job), group=group, job=job)
 
     async def look(self, group: str) -> GroupView:
         """The group as it stands. UnknownGroupError."""
@@ -162,10 +134,13 @@ class Leases:
                 log.info("group %s: going on with the lease of job %s", group, view.holder)
 
     async def watch(self) -> None:
-        """Look after what is held, for ever."""
+        """Look after what is held and waited for, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look_after_all()
+            try:
+                await self.look_after_all()
+            except Exception:
+                log.exception("looking after leases failed; going on")
 
     async def look_after_all(self) -> None:
         """End what is over, and forget what was long ago."""
@@ -177,6 +152,20 @@ class Leases:
                     await self._look_after(key, hold)
             except TimeSliceError as error:
                 log.info("group %s: the lease of job %s could not be looked after: %s", *key, error)
+        for group in {group for group, _ in self._asking}:
+            try:
+                refuse_unknown(await self.look(group))
+            except UnavailableError as error:
+                self._refuse(group, error)
+            except TimeSliceError as error:
+                log.info("group %s: %s", group, error)  # the waits themselves ride that out, or end with it
+
+    def _refuse(self, group: str, error: UnavailableError) -> None:
+        """End all waits for a group."""
+        for key in [key for key in self._asking if key[0] == group]:
+            asking = self._asking.pop(key)
+            asking.refusal = error
+            asking.task.cancel()
 
     async def end_waits(self) -> None:
         """Withdraw what is asked for, and ask for nothing any more."""
@@ -197,29 +186,12 @@ class Leases:
     # asking
 
     async def _ask(self, group: str, job: str) -> Hold:
-        _asks_for.set(sys.intern(job))
+        asks_for.set(sys.intern(job))
         view = await self.look(group)
         if hold := self._adopt(view, job):
             return hold
-        _refuse_unknown(view)
-        asked = asyncio.create_task(self._client.acquire(group, job=job))
-        try:
-            while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
-                await self._check(group)
-            lease = asked.result()
-        except BaseException:
-            asked.cancel()
-            (found,) = await asyncio.gather(asked, return_exceptions=True)
-            if isinstance(found, AsyncLease):
-                await found.yield_()
-            raise
-        return self._keep(lease, 0.0)
-
-    async def _check(self, group: str) -> None:
-        try:
-            _refuse_unknown(await self.look(group))
-        except RedisUnreachableError as error:
-            log.debug("group %s: %s", group, error)  # the wait itself rides that out, or ends with it
+        refuse_unknown(view)
+        return self._keep(await self._client.acquire(group, job=job), 0.0)
 
     async def _leave(self, key: Key, asking: _Asking) -> None:
         asking.callers -= 1
@@ -240,6 +212,13 @@ class Leases:
         )
 
     # keeping
+
+    def _adopt(self, view: GroupView, job: str) -> Hold | None:
+        past = self._past.get((view.name, job))
+        if past and past.lease.lease_id == view.state.get("lease_id"):
+            return None  # its yield is under way
+        lease = self._client.adopt(view, job)
+        return self._keep(lease, (view.now_ms - view.number("granted_at_ms")) / 1000) if lease else None
 
     def _keep(self, lease: AsyncLease, held_s: float) -> Hold:
         key = (lease.group, lease.job)
@@ -289,44 +268,17 @@ class Leases:
             )
         return reply
 
-    def _adopt(self, view: GroupView, job: str) -> Hold | None:
-        """Keep a lease of the job that this gateway in a former life, or another one, has taken. One with a label is
-        no caller's: a Restore takes and yields it by itself."""
-        state = view.state
-        ours = state.get("host", "").startswith(HOST) and state.get("confirmed") == "1" and not state.get("label")
-        if not ours or not job or view.holder != job:
-            return None
-        lease_ms = view.number("lease_ms")
-        request = Request(
-            waiter=state["lease_id"],
-            job=job,
-            host=state["host"],
-            pid=view.number("pid"),
-            start=view.number("start"),
-            label=state.get("label", ""),
-            lease_ms=lease_ms,
-        )
-        sent_at = time.monotonic() - (lease_ms - (view.number("deadline_ms") - view.now_ms)) / 1000
-        grant = Grant(view.number("token"), "no-op", 0.0, 0.0, view.mode, True, view.counter, sent_at)
-        lease = AsyncLease(self._client, self._client.group_keys(view.name), request, grant, Terms(job))
-        lease.taken_by = sys.intern(job)
-        self._client.raise_floor(view.name, view.counter)
-        self._client.renewer.add(lease)
-        return self._keep(lease, (view.now_ms - view.number("granted_at_ms")) / 1000)
-
     async def _look_after(self, key: Key, hold: Hold) -> None:
         """End a lease whose job's processes have all ended, or that was held for too long."""
         view = await self.look(hold.lease.group)
         if view.state.get("lease_id") != hold.lease.lease_id:
             return  # its next renewal tells why, or puts it back
-        running = {node for job, node in (name.split("/")[:2] for name in view.targets) if job == hold.lease.job}
-        hold.nodes = running | {node for node in hold.nodes if not _told(view, node)}
-        if hold.vouched and not hold.nodes:
+        vouched = hold.vouched
+        if hold.has_ended(view):
             await self._revoke(key, hold, view, "all processes of the job have ended")
         elif time.monotonic() > hold.until:
             await self._revoke(key, hold, view, f"held for {self._max_hold_s:g} s, the gateway's maximum")
-        elif running and not hold.vouched:
-            hold.vouched = True
+        elif hold.vouched and not vouched:
             log.debug("group %s: agents see processes of job %s; their end ends its lease", *key)
 
     async def _revoke(self, key: Key, hold: Hold, view: GroupView, why: str) -> None:
@@ -340,30 +292,3 @@ class Leases:
         self._client.renewer.drop(lease)
         log.warning("group %s: the lease of job %s (token %s) is ended: %s", *key, lease.fencing_token, why)
         self._end(key, hold, f"group {lease.group}: the lease of job {lease.job} was ended by {by}: {why}")
-
-
-def _told(view: GroupView, node: str) -> bool:
-    """Whether a node's agent lives and has told of its processes: after data loss they are missing until then."""
-    known = view.nodes.get(node)
-    return known is not None and known.alive and node not in view.state.get("unheard", "").split()
-
-
-def _refuse_unknown(view: GroupView) -> None:
-    """Nobody is granted before somebody has looked at it, so nobody should wait."""
-    faulted = sorted(name for name, job in view.jobs.items() if job.residency == Residency.FAULTED)
-    if faulted and not view.holder and not view.swap:
-        raise UnavailableError(
-            f"group {view.name}: the device state of job {', '.join(faulted)} is unknown, so nobody is granted. "
-            f"See: timeslice repair {view.name}",
-            group=view.name,
-        )
-
-
-def _not_holder(view: GroupView, job: str) -> str:
-    if view.holder == job:
-        return (
-            f"group {view.name}: job {job} holds it, but not through a gateway; it is for its process to yield. "
-            f"An operator may: timeslice yield {view.name} --job {job}"
-        )
-    who = f"job {view.holder} does" if view.holder else "nobody does"
-    return f"group {view.name}: job {job} does not hold it; {who}"

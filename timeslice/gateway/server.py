@@ -15,7 +15,8 @@ import grpc
 import grpc.aio
 
 from timeslice.errors import UsageError
-from timeslice.gateway.leases import HOST, GatewayClient, Leases
+from timeslice.gateway.holds import HOST, GatewayClient
+from timeslice.gateway.leases import Leases
 from timeslice.gateway.orchestrator import Orchestrator
 from timeslice.gateway.proto.snapshot_agent_pb2_grpc import add_SnapshotAgentServiceServicer_to_server
 from timeslice.gateway.proto.timeslice_orchestrator_pb2_grpc import add_TimeSliceOrchestratorServiceServicer_to_server
@@ -87,19 +88,11 @@ async def run_gateway(
             log.warning("whoever reaches this address may take and yield any group")
         if ready:
             ready(port)
-        await _until(stop, watching)
+        await stop.wait()
         # New calls are refused from now on; those that wait are told so by the end of their waits.
         ending = asyncio.create_task(server.stop(_STOP_S))
         await leases.end_waits()
         await ending
-
-
-async def _until(stop: asyncio.Event, watching: asyncio.Task[None]) -> None:
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if watching.done():
-        watching.result()
 
 
 def _channel_options(keepalive_s: float) -> list[tuple[str, int]]:
