@@ -14,6 +14,7 @@
     ├── AcquireTimeoutError        the wait limit passed before the grant; the queue entry is withdrawn
     ├── DeadlockError              this wait closed a circle of jobs that wait for each other; it is withdrawn
     ├── CancelledByOperatorError   somebody cancelled this waiter; ask again if that was not meant
+    ├── GangEndedError             another rank of the gang gave up or died, so this one waits no longer
     ├── LeaseError                 about a lease that was granted
     │   ├── LeaseLostError         the lease is over; stop using the device
     │   ├── LeaseUncertainError    the server can't be asked whether the lease still stands
@@ -121,6 +122,10 @@ class DeadlockError(TimeSliceError):
 
 class CancelledByOperatorError(TimeSliceError):
     """Somebody cancelled this waiter."""
+
+
+class GangEndedError(TimeSliceError):
+    """Another rank of the gang gave up or died: the wait is over for all ranks."""
 
 
 class LeaseError(TimeSliceError):

@@ -73,10 +73,22 @@ class WaiterCancelled(Event):
 
 
 class WaiterReaped(Event):
-    """A request gave no sign of life for its whole time to live."""
+    """A request gave no sign of life for its whole time to live; or a rank of a gang did so, or gave up."""
 
     job: Text
     waiter: Text
+    reason: Text = ""  # which rank, and what became of it
+
+
+class GangForming(Event):
+    """A rank of a gang arrived, and others have not. Told of the first and the last few of a large gang."""
+
+    job: Text
+    waiter: Text
+    rank: Amount
+    arrived: Amount
+    world: Amount
+    missing: Text = ""
 
 
 class LeaseGranted(Event):
@@ -334,6 +346,7 @@ KINDS: Mapping[str, type[Event]] = {
     "WaiterQueued": WaiterQueued,
     "WaiterCancelled": WaiterCancelled,
     "WaiterReaped": WaiterReaped,
+    "GangForming": GangForming,
     "LeaseGranted": LeaseGranted,
     "LeaseYielded": LeaseYielded,
     "LeaseReclaimed": LeaseReclaimed,

@@ -34,6 +34,8 @@ with redis.Redis.from_url(url) as client:
 # Verbs without a case of their own, each with the reason.
 WITHOUT = {
     "look": "writes nothing",
+    "join": "of gangs; tests/gang/test_processes.py kills ranks before and after each stage",
+    "point": "of gangs; tests/gang/test_verbs.py sends it twice",
     "phase": "only news; tests/phases/test_faults.py loses its answer and sends it twice",
     "alone/clock": "writes nothing",
     "forget": "one call of an operator's command, like drain; tests/locks/test_operator_nodes.py sends it twice",

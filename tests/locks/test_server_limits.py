@@ -29,6 +29,7 @@ def tour(lab: Lab) -> None:
     lab.grant("a1", served=True)
     lab.run(scripts.register(group, "a", "n1", 7, "{}"))
     lab.renew("a1", lab.number("token"), served=True)
+    lab.run(scripts.phase(group, scripts.Stretch("p1", "a", "verify", "n1", 7), "began"))
     lab.queue("b1", served=True)
     lab.run(scripts.pause(group, True, "eve"))
     lab.release("a1", lab.number("token"))
@@ -63,6 +64,12 @@ def tour(lab: Lab) -> None:
     lab.forget("n2", "a", "b", "c", "d")
     lab.run(scripts.leave(group, "n1"))
     lab.run(scripts.delete(group))
+    ranks = [lab.request(f"r{n}", "r", pid=n, party=scripts.Party("x", n, 2)) for n in range(2)]
+    for rank in ranks:
+        lab.run(scripts.join(group, rank))
+    lab.run(scripts.gang_point(group, "gang-r0", 1, 1, 0))
+    for n in range(2):
+        lab.run(scripts.yield_(group, "gang-r0", lab.number("token"), rank=n))
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ class Watch:
     """Looks for circles on behalf of one waiter. ``held`` tells what it holds elsewhere now."""
 
     def __init__(self, group: GroupKeys, waiter: str, held: Callable[[], Sequence[Held]]) -> None:
-        self._group, self._waiter, self._held = group, waiter, held
+        self._group, self.waiter, self._held = group, waiter, held  # the waiter, or its gang once that is known
         self._noted: dict[str, Held] = {}  # by lease
 
     def look(self) -> Generator[Call[Any], Any, DeadlockError | None]:
@@ -74,7 +74,7 @@ class Watch:
             if not circle or (yield from self._find(mine)) != circle:
                 return None
             first = min(circle, key=lambda link: place(link.group, link.order))
-            if first.waiter == self._waiter:
+            if first.waiter == self.waiter:
                 return _error(circle)
             yield _brief(scripts.nudge(self._keys(first.group), first.waiter))
         except (RedisUnreachableError, ServerUnsuitableError):  # also: a group that is not for us to look at
@@ -96,7 +96,7 @@ class Watch:
             yield self._call(each, still=True)
 
     def _call(self, held: Held, *, still: bool) -> Call[bool]:
-        call = scripts.waits(held.keys, held.lease, self._group.name, self._waiter, still=still, floor=held.floor)
+        call = scripts.waits(held.keys, held.lease, self._group.name, self.waiter, still=still, floor=held.floor)
         return _brief(call)
 
     def _keys(self, group: str) -> GroupKeys:
@@ -105,7 +105,7 @@ class Watch:
     def _find(self, mine: dict[str, str]) -> Calls:
         """The links from this waiter to a lease of its own, or nothing."""
         views: dict[str, GroupView] = {}
-        ahead: list[tuple[str, str, tuple[Link, ...]]] = [(self._group.name, self._waiter, ())]
+        ahead: list[tuple[str, str, tuple[Link, ...]]] = [(self._group.name, self.waiter, ())]
         seen = set()
         while ahead and len(views) < _MOST_GROUPS:
             group, waiter, path = ahead.pop()

@@ -11,7 +11,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from timeslice.errors import AcquireTimeoutError, CancelledByOperatorError, DeadlockError, RedisUnreachableError, quoted
+from timeslice.errors import (
+    AcquireTimeoutError,
+    CancelledByOperatorError,
+    DeadlockError,
+    GangEndedError,
+    RedisUnreachableError,
+    quoted,
+)
 from timeslice.locks import scripts
 from timeslice.locks.cycles import Held, Watch
 from timeslice.locks.keys import GroupKeys
@@ -48,6 +55,8 @@ class Grant:
     registered: bool
     counter: int
     sent_at: float  # when the call that confirmed it was sent: the lease counts from here
+    gang: str = ""  # the id of the gang whose rank asked; it is that of the lease
+    needs_weights: bool = False  # its content was discarded, and no weight sync has brought it back yet
 
 
 def acquire(
@@ -66,13 +75,14 @@ def acquire(
     ``limit_s`` is what the user gave, of which ``timeout_s`` is left; it is only named in the error.
     ``held`` tells what the waiter holds elsewhere; it is asked only when there is a wait.
     Raises AcquireTimeoutError after ``timeout_s``, DeadlockError (in both cases the entry is withdrawn first),
-    CancelledByOperatorError, and RedisUnreachableError when the first call goes unanswered or an outage outlasts
-    PATIENCE_S. A caller that is interrupted must send ``scripts.cancel`` itself: the flow is not there any more.
+    CancelledByOperatorError, GangEndedError when another rank gave up or died, and RedisUnreachableError when the first
+    call goes unanswered or an outage outlasts PATIENCE_S. A caller that is interrupted must send ``scripts.cancel``
+    itself: the flow is not there any more.
     """
     watch = Watch(group, request.waiter, held)
     try:
         grant = yield from _acquire(group, request, floor, timeout_s, limit_s, note, watch, clock)
-    except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError):
+    except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GangEndedError):
         yield from watch.clear()
         raise
     yield from watch.clear()
@@ -93,7 +103,7 @@ def _acquire(
     until = None if timeout_s is None else started + timeout_s
     score, after, down_since = "", "0-0", None
     queued: Queued | None = None
-    by = ""
+    by = gang = ""
 
     def left() -> float:
         return PATIENCE_S if until is None else until - clock()
@@ -101,7 +111,10 @@ def _acquire(
     while True:
         sent = clock()
         try:
-            call = scripts.acquire(group, request, floor=floor, score=score)
+            if request.party:
+                call = scripts.join(group, request, gang=gang, floor=floor, score=score)
+            else:
+                call = scripts.acquire(group, request, floor=floor, score=score)
             reply = yield replace(call, deadline_s=min(call.deadline_s, max(left(), _LEAST_DEADLINE_S)))
         except RedisUnreachableError:
             down_since = sent if down_since is None else down_since
@@ -110,65 +123,90 @@ def _acquire(
             continue
         down_since = None
         if isinstance(reply, Ended):
-            raise CancelledByOperatorError(
-                f"group {group.name}: the wait of job {request.job} was cancelled{by}",
-                group=group.name,
-                job=request.job,
-            )
+            raise _over(group, request, reply.by or by, reply.reason)
         floor = max(floor, reply.counter)
+        lease_id = watch.waiter = reply.gang or request.waiter
         if isinstance(reply, Granted):
-            return _grant(reply.token, reply.how, reply.swap_ms, reply.mode, reply.registered, floor, sent, started)
+            found = _grant(reply, reply.token, reply.how, reply.swap_ms, floor, sent, started)
+            return replace(found, needs_weights=reply.needs_weights)
+        if reply.gang != gang:
+            gang, after = reply.gang, "0-0"  # a stream of its own
         queued = reply
-        score = reply.score
+        score = reply.score or score
         if note:
             note(reply)
         if left() <= 0:
-            yield scripts.cancel(group, request.waiter, floor=floor)
-            raise _timed_out(group, request, reply, timeout_s if limit_s is None else limit_s)
+            limit = timeout_s if limit_s is None else limit_s
+            yield scripts.cancel(group, request.waiter, why=f"it was not granted within {limit:g} s", floor=floor)
+            raise _timed_out(group, request, reply, limit)
         deadlock = yield from watch.look()
         if deadlock:
-            yield scripts.cancel(group, request.waiter, floor=floor)
+            yield scripts.cancel(group, request.waiter, why="it would wait in a circle", floor=floor)
             raise deadlock
         block_ms = max(min(request.ttl_ms / 3, left() * 1000), 0)
         if reply.holder and reply.mode == "lock":
             block_ms = min(block_ms, reply.holder_ms + _EXPIRY_MARGIN_MS)  # nobody else wakes us when it expires
         try:
-            entries: Entries = yield Wait(group.grant(request.waiter), after, int(block_ms))
+            entries: Entries = yield Wait(group.grant(lease_id), after, int(block_ms))
         except RedisUnreachableError:
             continue
         for entry_id, fields in entries:
             after = entry_id
-            if fields.get("kind") == "cancelled":
-                raise CancelledByOperatorError(
-                    f"group {group.name}: {quoted(fields.get('by', ''))} cancelled the wait of job {request.job}",
-                    group=group.name,
-                    job=request.job,
-                )
+            if fields.get("kind") in {"cancelled", "ended"}:
+                raise _over(group, request, fields.get("by", ""), fields.get("reason", ""))
             if fields.get("kind") != "grant":
                 continue
             sent, token = clock(), scripts.number(fields.get("token", ""))
             floor = max(floor, token)
             try:
-                renewal = yield scripts.renew(group, request, token, floor=floor, mode=reply.mode or "served")
+                confirming = replace(request, waiter=lease_id)
+                renewal = yield scripts.renew(group, confirming, token, floor=floor, mode=reply.mode or "served")
             except RedisUnreachableError:
                 break
             if isinstance(renewal, Renewed):
                 how, swap_ms = fields.get("how", ""), scripts.number(fields.get("swap_ms", ""))
-                return _grant(token, how, swap_ms, reply.mode, reply.registered, floor, sent, started)
-            by = f" by {quoted(renewal.by)}" if renewal.by else ""
+                found = _grant(reply, token, how, swap_ms, floor, sent, started)
+                return replace(found, needs_weights=fields.get("needs_weights") == "1")
+            by = renewal.by
 
 
 def _grant(
-    token: int, how: str, swap_ms: int, mode: str, registered: bool, counter: int, sent: float, started: float
+    reply: Granted | Queued, token: int, how: str, swap_ms: int, counter: int, sent: float, started: float
 ) -> Grant:
-    return Grant(token, how, swap_ms / 1000, max(sent - started, 0.0), mode, registered, counter, sent)
+    waited_s = max(sent - started, 0.0)
+    return Grant(token, how, swap_ms / 1000, waited_s, reply.mode, reply.registered, counter, sent, reply.gang)
+
+
+def _over(group: GroupKeys, request: Request, by: str, reason: str) -> CancelledByOperatorError | GangEndedError:
+    """Why a wait is over that its waiter did not withdraw."""
+    if request.party and not by:
+        rank, world = request.party.rank, request.party.world
+        why = quoted(reason) or "another rank gave up, or its process ended"
+        return GangEndedError(
+            f"group {group.name}: the gang of job {request.job} is over, so rank {rank} waits no longer: {why}. To go "
+            f"on, all {world} ranks take a new hold.",
+            group=group.name,
+            job=request.job,
+        )
+    wait = f"the wait of job {request.job}"
+    return CancelledByOperatorError(
+        f"group {group.name}: {f'{quoted(by)} cancelled {wait}' if by else f'{wait} was cancelled'}",
+        group=group.name,
+        job=request.job,
+    )
 
 
 def _timed_out(group: GroupKeys, request: Request, last: Queued, timeout_s: float | None) -> AcquireTimeoutError:
-    why = quoted(last.reason or (f"job {last.holder} holds it" if last.holder else f"the group is {last.phase}"))
+    if request.party and not last.score:
+        what = (
+            f"{quoted(last.reason)}. All {request.party.world} take this hold, each with its own rank and the same job"
+        )
+    else:
+        why = quoted(last.reason or (f"job {last.holder} holds it" if last.holder else f"the group is {last.phase}"))
+        what = f"{why} (position {last.position} in the queue)"
     return AcquireTimeoutError(
-        f"group {group.name}: job {request.job} was not granted within {timeout_s:g} s: {why} "
-        f"(position {last.position} in the queue). See: timeslice queue {group.name}",
+        f"group {group.name}: job {request.job} was not granted within {timeout_s:g} s: {what}. "
+        f"See: timeslice queue {group.name}",
         group=group.name,
         job=request.job,
     )

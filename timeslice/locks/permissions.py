@@ -15,7 +15,7 @@ from timeslice.locks.keys import GroupKeys, Keys
 
 # Commands that the scripts of the verbs call.
 _STATE = "expire hdel hget hmget hset persist time xadd zadd zrange"
-_QUEUE = f"{_STATE} hgetall hincrby zrangebyscore zrem zscore"
+_QUEUE = f"{_STATE} hexists hgetall hincrby zrangebyscore zrem zremrangebyrank zremrangebyscore zscore"
 _CALL, _LOOK = "eval evalsha", "eval_ro evalsha_ro"
 _CONNECT = "cluster|slots command ping"  # whoever knows a cluster's address asks it who has which keys
 
@@ -33,8 +33,7 @@ _SCRIPTS = Rule(_CALL, {"group": "RW", "config": "RW"})
 ROLES: Mapping[str, tuple[Rule, ...]] = {
     "client": (
         Rule(
-            f"{_QUEUE} {_LOOK} {_CONNECT} del hexists hlen info xread xrevrange zcard zrank zremrangebyrank "
-            "zremrangebyscore",
+            f"{_QUEUE} {_LOOK} {_CONNECT} del hlen info xread xrevrange zcard zrank",
             {"group": "RW", "config": "R"},
         ),
         _SCRIPTS,
@@ -42,7 +41,7 @@ ROLES: Mapping[str, tuple[Rule, ...]] = {
         Rule("expire xadd xread xrevrange", {"channels": "RW"}),
     ),
     "agent": (
-        Rule(f"{_QUEUE} {_LOOK} {_CONNECT} hexists hkeys hlen info", {"group": "RW", "config": "R"}),
+        Rule(f"{_QUEUE} {_LOOK} {_CONNECT} hkeys hlen info", {"group": "RW", "config": "R"}),
         _SCRIPTS,
         Rule("sadd smembers srem", {"groups": "RW", "nodes": "W"}),
         Rule(
@@ -66,8 +65,8 @@ ROLES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "operator": (
         Rule(
-            f"{_QUEUE} {_LOOK} {_CALL} {_CONNECT} acl|whoami cluster|info del exists hexists hkeys info pexpire xrange "
-            "xrevrange zcard zcount zremrangebyrank zremrangebyscore",
+            f"{_QUEUE} {_LOOK} {_CALL} {_CONNECT} acl|whoami cluster|info del exists hkeys info pexpire xrange "
+            "xrevrange zcard zcount",
             {"group": "RW", "config": "RW"},
         ),
         Rule("sadd smembers srem", {"groups": "RW", "nodes": "RW"}),

@@ -1,12 +1,21 @@
 --[[
-Withdraws a waiter. If its grant had landed, the grant is passed on.
-ARGV  1 floor  2 waiter  3 who: 'client' (its own, no body runs) or the name of an operator
+Withdraws a waiter. If its grant had landed, the grant is passed on. A rank that withdraws ends its gang for all ranks.
+ARGV  1 floor  2 waiter, or the id of a rank  3 who: 'client' (its own, no body runs) or the name of an operator
+      4 why a rank gives up, or ''
 Reply ok queued | ok granted | ok unknown | holds
 Events WaiterCancelled, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
-local waiter, who = ARGV[2], ARGV[3]
+-- @include group waiters gangs residency lease advance
+local waiter, who, why = ARGV[2], ARGV[3], ARGV[4]
 local operator = who ~= 'client'
+
+-- Other ranks may be inside already: then what they did to the device must be proved out, as after a holder's death.
+local function give_up(gang, rank)
+  local world = redis.call('HGET', waiters_key, gang .. '/world')
+  local forms = world and not redis.call('ZSCORE', queue_key, gang)
+  gang_end(gang, party_named(gang, rank) .. ' gave up' .. (why == '' and '' or ': ' .. why)
+    .. (forms and '; ' .. ranks_missing(gang, tonumber(world)) or ''))
+end
 
 begin(true, FIELD_MAX)
 if operator and S.lease_id == waiter and S.confirmed == '1' then
@@ -14,14 +23,18 @@ if operator and S.lease_id == waiter and S.confirmed == '1' then
 end
 settle_clock()
 local was = 'unknown'
-if S.lease_id == waiter then
+local gang, rank = string.match(redis.call('HGET', waiters_key, waiter .. '/gang') or '', '^(%S+) (%d+)$')
+if gang then
+  was = S.lease_id == gang and 'granted' or 'queued'
+  give_up(gang, rank)
+elseif S.lease_id == waiter then
   was = 'granted'
   end_lease('WaiterCancelled', 'by', who)
-elseif redis.call('ZSCORE', queue_key, waiter) then
+elseif redis.call('ZSCORE', queue_key, waiter) or redis.call('HEXISTS', waiters_key, waiter .. '/world') == 1 then
   was = 'queued'
   emit('WaiterCancelled', 'job', redis.call('HGET', waiters_key, waiter .. '/job') or '', 'waiter', waiter, 'by', who)
 end
-waiter_remove(waiter)
+waiter_drop(waiter)
 remember_ended(waiter)
 local key = grant_prefix .. waiter
 if not operator then

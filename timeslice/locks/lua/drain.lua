@@ -4,7 +4,7 @@ ARGV  1 floor  2 node  3 '1' drain, '0' end it  4 by whom  5 why, or ''
 Reply ok changed | unknown
 Events NodeDrained, NodeUndrained, and what advance and reap emit
 --]]
--- @include group waiters residency nodes lease advance
+-- @include group waiters gangs residency nodes lease advance
 local node, drain, by, why = ARGV[2], ARGV[3] == '1', string.gsub(ARGV[4], '[;%c]', '_'), ARGV[5]
 
 begin(true)

@@ -4,7 +4,7 @@ ARGV  1 floor  2 job  3 by whom  4 why, or ''  5 '1': by force
 Reply ok | out residency (there is nothing to move) | refused reason
 Events EvictionOrdered, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
+-- @include group waiters gangs residency lease advance
 local job, force = ARGV[2], ARGV[5] == '1'
 
 begin(true)

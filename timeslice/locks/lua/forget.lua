@@ -4,7 +4,7 @@ ARGV  1 floor  2 node  3 by whom  4 why, or ''  then the jobs whose state on it 
 Reply ok (also if it is no member: asked again) | alive ms_left (of its heartbeat) | state job ... (state on it that was not given up)
 Events NodeLeft, and what advance and reap emit
 --]]
--- @include group waiters residency nodes lease advance
+-- @include group waiters gangs residency nodes lease advance
 local node, given_up = ARGV[2], {}
 for i = 5, #ARGV do
   given_up[ARGV[i]] = true

@@ -4,7 +4,7 @@ ARGV  1 floor  2 node
 Reply ok (also when it was not there) | stays (it counts as silent now)
 Events NodeLeft, and what advance and reap emit
 --]]
--- @include group waiters residency nodes lease advance
+-- @include group waiters gangs residency nodes lease advance
 local node = ARGV[2]
 
 begin(true)

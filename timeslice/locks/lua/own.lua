@@ -4,7 +4,7 @@ ARGV  1 floor  2 coordinator  3 ttl_ms  4 its instance: another of the same name
 Reply mine epoch counter | other owner ms_left (owner '': no served group)
 Events OwnerChanged, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
+-- @include group waiters gangs residency lease advance
 local coordinator, ttl_ms, instance = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
 begin(true)

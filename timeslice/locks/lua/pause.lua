@@ -4,7 +4,7 @@ ARGV  1 floor  2 '1' pause, '0' resume  3 by whom  4 why, or ''
 Reply ok phase
 Events GroupPaused, GroupResumed, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
+-- @include group waiters gangs residency lease advance
 local pause = ARGV[2] == '1'
 
 begin(true)

@@ -4,7 +4,7 @@ ARGV  1 floor  2 swap  3 epoch  4 how (first load | restored | no-op | out: for 
 Reply ok waiter (or '') | stale counter | open node (or '': there is none) | crowded job
 Events SwapFinished, LeaseGranted
 --]]
--- @include group waiters residency lease advance
+-- @include group waiters gangs residency lease advance
 local how = ARGV[4]
 
 begin(true)

@@ -4,7 +4,7 @@ ARGV  1 floor  2 by whom  3 why, or ''  4 '1': only tell what would be done
 Reply ok line ... (what was or would be done)
 Events GroupRepaired, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
+-- @include group waiters gangs residency lease advance
 local dry, told = ARGV[4] == '1', { 'ok' }
 
 -- Notes a repair, and says whether to make it.
@@ -13,21 +13,37 @@ local function repair(what)
   return not dry
 end
 
+-- The waiter that a field of the records belongs to: a gang's own ones, those of its ranks, and those that lead to it.
+local function whose(field, value)
+  if string.sub(field, 1, 1) == '@' or string.match(field, '/gang$') then
+    return string.match(value, '^%S*')
+  end
+  return string.match(field, '^([^/]*)/') or ''
+end
+
 -- Nobody can ever serve such an entry, or know whose it is.
 local function drop_half_waiters()
   for _, waiter in ipairs(redis.call('ZRANGE', queue_key, 0, -1)) do
     if redis.call('HEXISTS', waiters_key, waiter .. '/job') == 0
       and repair('dropped queue entry ' .. waiter .. ', which has no record') then
-      waiter_remove(waiter)
+      waiter_drop(waiter)
     end
   end
-  local seen = {}
-  for _, field in ipairs(redis.call('HKEYS', waiters_key)) do
-    local waiter = string.match(field, '^(.*)/[^/]*$') or ''
-    if not seen[waiter] and not redis.call('ZSCORE', queue_key, waiter) and not is_alive(waiter) then
-      seen[waiter] = true
-      if repair('dropped the record of ' .. waiter .. ', which does not wait') then
-        waiter_remove(waiter)
+  local flat, order, fields = redis.call('HGETALL', waiters_key), {}, {}
+  for i = 1, #flat, 2 do
+    local waiter = whose(flat[i], flat[i + 1])
+    if not fields[waiter] then
+      order[#order + 1], fields[waiter] = waiter, {}
+    end
+    table.insert(fields[waiter], flat[i])
+  end
+  for _, waiter in ipairs(order) do
+    local holds = S.gang ~= '' and waiter == S.lease_id -- its ranks are noted there
+    if not holds and not redis.call('ZSCORE', queue_key, waiter) and not is_alive(waiter)
+      and repair('dropped the record of ' .. waiter .. ', which does not wait') then
+      waiter_drop(waiter)
+      for _, field in ipairs(fields[waiter]) do
+        redis.call('HDEL', waiters_key, field)
       end
     end
   end

@@ -8,7 +8,7 @@ Reply ok counter ignored (jobs whose news came at a bad time: report them again)
       no_member (nothing was noted: join by a heartbeat, then report)
 Events JobGone, JobUnheld, LeaseReclaimed, WaiterReaped, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
+-- @include group waiters gangs residency lease advance
 local OUT_OF_PLACE = { resident = true, faulted = true } -- never too late to say
 local node, seen, whole, count = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
 
@@ -63,13 +63,20 @@ for i = 6 + count * 6, #ARGV, 3 do
     redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid)
     set('changed_ms', now)
   end
-  if S.lease_id ~= '' and S.job == job and S.host == node and S.pid == pid and S.start == start then
+  if S.lease_id ~= '' and S.gang == '' and S.job == job and S.host == node and S.pid == pid and S.start == start then
     reclaim('its process ended')
+  end
+end
+for _, member in ipairs(next(dead) and redis.call('ZRANGE', alive_key, 0, -1) or {}) do
+  local gang, rank = party_alive(member)
+  local party = gang and party_get(gang, rank) -- none: its gang ended a moment ago
+  if party and party.host == node and dead[party.pid .. '/' .. party.start] then
+    gang_end(gang, party_named(gang, rank) .. ' ended')
   end
 end
 for _, waiter in ipairs(next(dead) and redis.call('ZRANGE', queue_key, 0, -1) or {}) do
   local record = waiter_get(waiter)
-  if record.host == node and dead[record.pid .. '/' .. record.start] then
+  if record.world == '' and record.host == node and dead[record.pid .. '/' .. record.start] then
     emit('WaiterReaped', 'waiter', waiter, 'job', record.job)
     waiter_remove(waiter)
   end

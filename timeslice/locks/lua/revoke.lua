@@ -5,7 +5,7 @@ ARGV  1 floor  2 lease id  3 token  4 by whom  5 why, or ''  6 '1': a lock-only 
 Reply ok mode ms_before_the_next_grant (lock-only) | not_holder holder_job holder_token
 Events LeaseRevoked, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
+-- @include group waiters gangs residency lease advance
 local lease, token, by, why, at_once = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6] == '1'
 
 begin(true)

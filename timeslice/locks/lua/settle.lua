@@ -5,7 +5,7 @@ ARGV  1 floor  2 swap  3 epoch  4 reason ('silent': the waiter gave no sign of l
 Reply ok | stale counter | open node
 Events SwapDeferred, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
+-- @include group waiters gangs residency lease advance
 begin(true)
 if S.closed == 'settled ' .. ARGV[2] and S.owner_epoch == tonumber(ARGV[3]) then
   return { 'ok' } -- asked again

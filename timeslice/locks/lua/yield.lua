@@ -1,12 +1,27 @@
 --[[
 Gives the group up. A repeated yield is answered like the first, and so is one of a lease that lost data took along.
+A rank of a gang leaves; the last one out gives the group up.
 ARGV  1 floor  2 lease id  3 token, or '' where an operator yields for a job  4 that operator, or ''
+      5 '1': the body did its work, so a weight sync has brought the weights; else '0'
+      6 rank, or '' if it is no gang's, or for all ranks
 Reply ok pending_waiters kept counter   (kept 1: nobody waits, so the state stays on the device)
       not_holder holder_job holder_token counter taken_by why
 Events LeaseYielded, and what advance and reap emit
 --]]
--- @include group waiters residency lease advance
-local lease, token = ARGV[2], ARGV[3]
+-- @include group waiters gangs residency lease advance
+local lease, token, rank = ARGV[2], ARGV[3], ARGV[6]
+
+-- Takes a rank out; true if it was the last one inside.
+local function leave()
+  local party = party_get(lease, rank)
+  if party and party.renewed ~= 'left' then
+    party.renewed = 'left'
+    party_set(lease, rank, party)
+    redis.call('ZREM', alive_key, lease .. '/' .. rank)
+    return redis.call('HINCRBY', waiters_key, lease .. '/left', 1) >= tonumber(S.gang)
+  end
+  return false
+end
 
 begin(true, FIELD_MAX)
 local number = token == '' and 0 or check_number('token', tonumber(token))
@@ -15,7 +30,7 @@ local forgotten = S.token < number and S.swap_id < number and S.fence <= number 
 local mine = S.lease_id == lease and (token == '' or S.token == number)
 if not mine and not forgotten then
   local by, why = taken_by(lease)
-  if has_ended(lease) and by == '' then
+  if has_ended(lease) and by == '' and why == '' then
     local pending = redis.call('ZCARD', queue_key)
     return { 'ok', pending, pending == 0 and 1 or 0, S.counter }
   end
@@ -25,12 +40,23 @@ if forgotten then
   floor = math.max(floor, number) -- it proves the loss, too
 end
 settle_clock()
+if mine and S.gang ~= '' and rank ~= '' and not leave() then
+  save()
+  local pending = redis.call('ZCARD', queue_key)
+  return { 'ok', pending, pending == 0 and 1 or 0, S.counter }
+end
 if mine then
+  if ARGV[5] == '1' and S.label == 'weight_sync' then
+    redis.call('HDEL', jobs_key, S.job .. '/needs_weights')
+  end
   end_lease('LeaseYielded', 'by', ARGV[4])
 elseif S.lease_id == '' then
   set('token', number) -- so that nobody puts an older lease back
 end
 remember_ended(lease)
+if rank ~= '' and forgotten then
+  gang_tell(lease, 'rank ' .. rank .. ' gave it up after the server had lost data')
+end
 local pending = redis.call('ZCARD', queue_key)
 if pending > 0 then
   reap()

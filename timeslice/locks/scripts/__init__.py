@@ -30,6 +30,7 @@ from timeslice.locks.scripts.client import (
     Granted,
     Lost,
     NotHolder,
+    Party,
     Queued,
     Renewed,
     Request,
@@ -56,7 +57,7 @@ from timeslice.locks.scripts.coordinator import (
     settle,
     step,
 )
-from timeslice.locks.scripts.gang import gang_point
+from timeslice.locks.scripts.gang import gang_point, join
 from timeslice.locks.scripts.operator import (
     Revoked,
     configure,
@@ -83,6 +84,7 @@ __all__ = [
     "Observed",
     "Open",
     "OwnedBy",
+    "Party",
     "Planned",
     "Promoted",
     "Pulse",
@@ -106,6 +108,7 @@ __all__ = [
     "forget",
     "gang_point",
     "heartbeat",
+    "join",
     "leave",
     "leave_node",
     "nudge",

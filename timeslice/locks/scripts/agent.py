@@ -27,9 +27,17 @@ class Pulse:
 
 
 def heartbeat(
-    group: GroupKeys, node: str, ttl_ms: int, *, vouch: str = "", fence: int = 0, floor: int = 0
+    group: GroupKeys,
+    node: str,
+    ttl_ms: int,
+    *,
+    vouch: str = "",
+    ranks: Sequence[int] = (),
+    fence: int = 0,
+    floor: int = 0,
 ) -> Call[Pulse]:
-    """Join the group, say that this node lives, and vouch for the lease id of a holder that it watches.
+    """Join the group, say that this node lives, and vouch for the lease id of a holder that it watches; of a gang, for
+    the ``ranks`` that run on this node.
 
     ``fence``: the highest grant or swap that it ever saw. After data loss no older lease is put back, and one that was
     ends.
@@ -46,7 +54,8 @@ def heartbeat(
         lease, job, host, pid, start = (text(item) for item in reply[2:7])
         return Pulse(int(reply[1]), lease, job, host, pid, start, int(reply[7]), int(reply[8]), bool(reply[9]))
 
-    return make_call("heartbeat", group, (floor, node, ttl_ms, vouch, fence), parse)
+    vouched = " ".join([vouch, *map(str, ranks)])
+    return make_call("heartbeat", group, (floor, node, ttl_ms, vouched, fence), parse)
 
 
 def leave(group: GroupKeys, node: str, *, floor: int = 0) -> Call[bool]:
@@ -83,6 +92,7 @@ class Observed:
     device_bytes: int = 0
     backend: str = ""
     unheld: bool = False  # on the device although it does not hold
+    discarded: bool = False  # of a step: its content was dropped, not kept
 
 
 def ack(
@@ -103,7 +113,7 @@ def ack(
     """
     args: list[Arg] = [floor, node, swap, command, outcome, kind, error]
     for item in observed:
-        args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend]
+        args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend, int(item.discarded)]
     return make_call("ack", group, args, lambda reply: text(reply[0]) == "ok")
 
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from timeslice.errors import UsageError
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts.base import Call, make_call, text
+from timeslice.locks.scripts.client import Ended, Granted, Queued, Request, parse_asked
 
 
-def gang_point(
-    group: GroupKeys, gang: str, rank: int, number: int, min_slice_ms: int, *, floor: int = 0
-) -> Call[bool]:
+def join(
+    group: GroupKeys, request: Request, *, gang: str = "", floor: int = 0, score: str = ""
+) -> Call[Granted | Queued | Ended]:
+    """A rank asks for the group, or refreshes its wait (same ``request.waiter``).
+
+    ``gang`` is the gang's id, as the answers tell it. The gang is queued when the last of its ranks is there.
+    """
+    r, party = request, request.party
+    if party is None:
+        raise UsageError("only a request with a party joins a gang", group=group.name, job=r.job)
+    args = (
+        floor, r.waiter, gang, party.gang, party.rank, party.world, r.job, r.host, r.pid, r.start, r.priority, r.label,
+        r.lease_ms, r.ttl_ms, "lock" if r.lock_only else "", score,
+    )  # fmt: skip
+    return make_call("join", group, args, lambda reply: parse_asked(group, r.job, reply))
+
+
+def gang_point(group: GroupKeys, gang: str, rank: int, number: int, min_slice_ms: int, *, floor: int = 0) -> Call[bool]:
     """Whether this rank yields at its ``number``-th yield point (from 1) of the lease ``gang``.
 
     All ranks get the same answer for the same point, however far apart they are. The rank that reaches a point first

@@ -170,7 +170,7 @@ local function advance(caller)
           return set_phase(phase, reason)
         end
       else
-        waiter_remove(waiter) -- dead, or a half record that something else left
+        waiter_drop(waiter) -- dead, or a half record that something else left
         from = from - 1
       end
     end

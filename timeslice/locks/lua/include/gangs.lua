@@ -1,13 +1,111 @@
 -- Gangs: the ranks of one program, which wait and hold as one. Needs group, waiters.
--- Waiters hash: `<gang>/party/<rank>` -> "id host pid start renewed", where renewed is when that rank last renewed
--- itself ('-': not yet, 'left': it gave the lease up); `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
--- Alive: `<gang>/<rank>` -> that rank's own deadline. Who passes it ends the gang.
-local WORLD_MAX = 1024 -- ranks: what one call can look through without keeping all others waiting
+-- In the waiters hash beside the gang's own record: `<gang>/party/<rank>` -> "id host pid start renewed", where renewed
+-- is when that rank last renewed by itself ('-': not yet, 'left': it gave the lease up); `<gang>/arrived`, `<gang>/left`
+-- and `<gang>/score`; `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
+-- In alive: `<gang>/<rank>` -> that rank's own deadline. Whoever passes it ends the gang for all.
 local NAMED_MAX = 8
-local UNKNOWN = '?' -- stands for who a rank is, after data loss
+local UNKNOWN = '?' -- who a rank is, as long as it has not come back after data loss
+
+-- A rank as it stands in names, without a sign or zeros before it.
+local function is_rank(rank, world)
+  local last = tonumber(world)
+  return string.match(world, '^[1-9]%d*$') and last <= WORLD_MAX and string.match(rank, '^%d+$')
+    and tonumber(rank) < last and rank == tostring(tonumber(rank))
+end
 
 local function party_get(gang, rank)
   local text = redis.call('HGET', waiters_key, gang .. '/party/' .. rank)
   local id, host, pid, start, renewed = string.match(text or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
   return id and { id = id, host = host, pid = pid, start = start, renewed = renewed }
+end
+
+local function party_set(gang, rank, party)
+  redis.call('HSET', waiters_key, gang .. '/party/' .. rank,
+    party.id .. ' ' .. party.host .. ' ' .. party.pid .. ' ' .. party.start .. ' ' .. party.renewed)
+end
+
+-- A rank that is inside gives a sign of life.
+local function party_renew(gang, rank, party)
+  party.renewed = digits(now)
+  party_set(gang, rank, party)
+  redis.call('ZADD', alive_key, now + S.lease_ms, gang .. '/' .. rank)
+end
+
+-- A rank for people.
+local function party_named(gang, rank)
+  local party = party_get(gang, rank)
+  if not party or party.host == '-' then
+    return 'rank ' .. rank
+  end
+  return 'rank ' .. rank .. ' (process ' .. party.pid .. ' on node ' .. party.host .. ')'
+end
+
+-- The gang and rank of an entry in alive, or nil: it is a waiter's own.
+local function party_alive(member)
+  return string.match(member, '^([^/]+)/(%d+)$')
+end
+
+-- Which ranks of a round have not arrived, for people.
+local function ranks_missing(gang, world)
+  local fields, names, missing = {}, {}, 0
+  for rank = 0, world - 1 do
+    fields[rank + 1] = gang .. '/party/' .. rank
+  end
+  for i, party in ipairs(redis.call('HMGET', waiters_key, unpack(fields))) do
+    if not party then
+      missing = missing + 1
+      if missing <= NAMED_MAX then
+        names[missing] = tostring(i - 1)
+      end
+    end
+  end
+  local more = missing > NAMED_MAX and ' and ' .. (missing - NAMED_MAX) .. ' more' or ''
+  return (missing == 1 and 'rank ' or 'ranks ') .. table.concat(names, ', ') .. more .. ' of ' .. world
+    .. (missing == 1 and ' has' or ' have') .. ' not arrived'
+end
+
+-- Where the round that forms is found by those who arrive.
+local function forming_field(name, job, world)
+  return '@' .. name .. '.' .. job .. '.' .. world
+end
+
+-- Takes a round out of its forming: it is complete, or over.
+local function gang_formed(gang, name, job, world)
+  local field = forming_field(name, job, world)
+  if redis.call('HGET', waiters_key, field) == gang then
+    redis.call('HDEL', waiters_key, field)
+  end
+end
+
+-- Forgets the ranks. Who had not left is remembered: a call of its own may be under way, and must not begin a new round.
+local function gang_forget(gang, world)
+  for rank = 0, world - 1 do
+    local party = party_get(gang, rank)
+    if party then
+      if party.renewed ~= 'left' and party.id ~= UNKNOWN then
+        remember_ended(party.id)
+      end
+      redis.call('HDEL', waiters_key, gang .. '/party/' .. rank, party.id .. '/gang')
+      redis.call('ZREM', alive_key, gang .. '/' .. rank)
+    end
+  end
+  redis.call('HDEL', waiters_key, gang .. '/arrived', gang .. '/left', gang .. '/score')
+end
+
+-- All ranks read why their gang is over; who asks or renews later is told so, too.
+local function gang_tell(gang, why)
+  local key = grant_prefix .. gang
+  redis.call('XADD', key, 'MAXLEN', 8, '*', 'kind', 'ended', 'reason', why)
+  redis.call('EXPIRE', key, GRANT_KEEP_S)
+  remember_ended(gang)
+end
+
+-- Takes a waiter out for good, be it a gang or not.
+local function waiter_drop(waiter)
+  local record = redis.call('HMGET', waiters_key, waiter .. '/world', waiter .. '/name', waiter .. '/job')
+  if record[1] then
+    gang_formed(waiter, record[2] or '', record[3] or '', record[1])
+    gang_forget(waiter, math.min(tonumber(record[1]) or 0, WORLD_MAX))
+  end
+  waiter_remove(waiter)
 end

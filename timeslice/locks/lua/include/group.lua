@@ -21,6 +21,7 @@ local UNDECLARED_KEEP_S = 600
 local AHEAD_MS = 366 * 86400000 -- of the clock, which may have been wrong when a number was drawn
 local FIELD_MAX, RECORD_MAX, BODY_MAX = 256, 8192, 262144 -- bytes of a field or name, of a text or record, of a plan
 local TARGETS_MAX = 10000 -- registrations
+local WORLD_MAX = 1024 -- ranks of a gang: what a call can look through without keeping everybody waiting
 local EVENTS_KEPT, INBOX_KEPT, ENDED_KEPT = 2000, 64, 10000
 
 local S = {} -- the state as read, then as changed
@@ -121,6 +122,17 @@ local function ask_all_nodes()
   set('unheard', unheard)
 end
 
+-- The ranks inside that have renewed by themselves, and may do so again, did it at this time.
+local function parties_renewed(at_ms)
+  for rank = 0, math.min(tonumber(S.gang) or 0, WORLD_MAX) - 1 do
+    local field = S.lease_id .. '/party/' .. rank
+    local party = redis.call('HGET', waiters_key, field)
+    if party and string.find(party, ' [1-9]%d*$') then
+      redis.call('HSET', waiters_key, field, (string.gsub(party, '%d+$', digits(at_ms))))
+    end
+  end
+end
+
 -- A restart or a failover may have lost the last writes, and what is left does not show it. Where INFO is forbidden
 -- the loss is noticed by the first caller who knows more.
 local function notice_another_server()
@@ -132,6 +144,7 @@ local function notice_another_server()
     if known then
       ask_all_nodes()
       set('renewed_at_ms', 0) -- its yield may be lost: its agent vouches again when the client itself has renewed
+      parties_renewed(0)
     end
   end
 end
@@ -148,6 +161,16 @@ local function note_loss()
   end
   ask_all_nodes()
   emit('StateLost', 'floor', digits(floor))
+end
+
+-- The full term of an entry in alive: of a waiter, of a rank whose gang waits, or of one that is inside.
+local function term_of(member)
+  local gang, rank = string.match(member, '^([^/]+)/(%d+)$')
+  if gang and gang == S.lease_id
+    and string.find(redis.call('HGET', waiters_key, gang .. '/party/' .. rank) or '', ' %d+$') then
+    return S.lease_ms
+  end
+  return tonumber(redis.call('HGET', waiters_key, (gang or member) .. '/ttl_ms') or WAITER_TTL_MS)
 end
 
 -- After a clock step or an outage nobody had the chance to renew: everyone gets a full term again, once for each sign
@@ -169,14 +192,14 @@ local function rebase()
     if S.renewed_at_ms > 0 then
       set('renewed_at_ms', now)
     end
+    parties_renewed(now)
   end
   if S.owner ~= '' then
     set('owner_deadline_ms', again(S.owner_deadline_ms, OWNER_MS))
   end
   local alive = redis.call('ZRANGE', alive_key, 0, -1, 'WITHSCORES')
   for i = 1, #alive, 2 do
-    local ttl = tonumber(redis.call('HGET', waiters_key, alive[i] .. '/ttl_ms') or WAITER_TTL_MS)
-    redis.call('ZADD', alive_key, again(tonumber(alive[i + 1]), ttl), alive[i])
+    redis.call('ZADD', alive_key, again(tonumber(alive[i + 1]), term_of(alive[i])), alive[i])
   end
   local nodes = redis.call('ZRANGE', nodes_key, 0, -1, 'WITHSCORES')
   for i = 1, #nodes, 2 do

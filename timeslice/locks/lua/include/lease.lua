@@ -1,9 +1,9 @@
--- Granting, ending and reaping of leases. Needs group, waiters, residency.
+-- Granting, ending and reaping of leases. Needs group, waiters, gangs, residency.
 
 -- `caller` is the waiter whose own script this is: it reads the grant in the reply and needs no confirmation.
 -- `record.fresh` marks one that was never queued.
 local function grant(waiter, record, how, swap_ms, caller)
-  local direct = waiter == caller
+  local direct, is_gang = waiter == caller, (record.world or '') ~= ''
   local token = draw()
   set('lease_id', waiter)
   set('job', record.job)
@@ -12,6 +12,9 @@ local function grant(waiter, record, how, swap_ms, caller)
   set('start', record.start)
   set('label', record.label)
   set('lease_ms', tonumber(record.lease_ms) or LEASE_MS)
+  if is_gang then
+    set('gang', record.world)
+  end
   set('token', token)
   set('how', how)
   set('swap_ms', swap_ms)
@@ -34,9 +37,10 @@ local function grant(waiter, record, how, swap_ms, caller)
     waiter_remove(waiter)
   end
   set_phase('held', '')
-  if not direct then
+  if not direct or is_gang then -- the other ranks of a gang read it there
     local key = grant_prefix .. waiter
-    redis.call('XADD', key, '*', 'kind', 'grant', 'token', digits(token), 'how', how, 'swap_ms', digits(swap_ms))
+    redis.call('XADD', key, '*', 'kind', 'grant', 'token', digits(token), 'how', how, 'swap_ms', digits(swap_ms),
+      'needs_weights', S.mode == 'served' and job_needs_weights(record.job) and '1' or '0')
     redis.call('EXPIRE', key, GRANT_KEEP_S)
   end
   emit('LeaseGranted', 'job', record.job, 'waiter', waiter, 'token', digits(token), 'how', how, 'host', record.host,
@@ -45,6 +49,10 @@ local function grant(waiter, record, how, swap_ms, caller)
 end
 
 local function clear_lease()
+  if S.gang ~= '' then
+    gang_forget(S.lease_id, math.min(tonumber(S.gang) or 0, WORLD_MAX))
+    set('gang', '')
+  end
   set('lease_id', '')
   set('job', '')
   set('host', '')
@@ -70,14 +78,14 @@ local function end_lease(kind, ...)
   clear_lease()
 end
 
--- Who took a lease or a grant away, and why; '' twice for one that ended in another way.
+-- Who took a lease or a grant away, and why; for a gang that ended by one of its ranks, why; else '' twice.
 local function taken_by(lease)
   local last = redis.call('XREVRANGE', grant_prefix .. lease, '+', '-', 'COUNT', 1)[1]
   local told = {}
   for i = 1, last and #last[2] or 0, 2 do
     told[last[2][i]] = last[2][i + 1]
   end
-  if told.kind == 'cancelled' then
+  if told.kind == 'cancelled' or told.kind == 'ended' then
     return told.by or '', told.reason or ''
   end
   return '', ''
@@ -85,7 +93,7 @@ end
 
 -- A holder that is gone without a word: its state must be proved out before anybody is granted.
 local function reclaim(why)
-  local job, confirmed = S.job, S.confirmed == '1'
+  local job, confirmed, lease, is_gang = S.job, S.confirmed == '1', S.lease_id, S.gang ~= ''
   if confirmed then
     end_lease('LeaseReclaimed', 'why', why)
     if S.mode == 'served' then
@@ -93,6 +101,9 @@ local function reclaim(why)
     end
   else
     end_lease('GrantExpired') -- no body ran: nothing to reclaim
+  end
+  if is_gang then
+    gang_tell(lease, why)
   end
 end
 
@@ -107,12 +118,31 @@ local function raise_fence(number)
   end
 end
 
+-- A gang ends for all its ranks, whether it holds or waits.
+local function gang_end(gang, why)
+  if S.lease_id == gang then
+    reclaim(why)
+  else
+    emit('WaiterReaped', 'waiter', gang, 'job', redis.call('HGET', waiters_key, gang .. '/job') or '', 'reason', why)
+    waiter_drop(gang)
+    gang_tell(gang, why)
+  end
+end
+
 local function reap()
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', alive_key, '-inf', '(' .. digits(now), 'LIMIT', 0, 64)) do
+    local gang, rank = party_alive(member)
+    if not redis.call('ZSCORE', alive_key, member) then
+      -- It ended a moment ago, with another rank of its gang.
+    elseif gang then
+      gang_end(gang, party_named(gang, rank) .. ' gave no sign of life')
+      redis.call('ZREM', alive_key, member) -- also if it was half a record
+    elseif redis.call('HEXISTS', waiters_key, member .. '/world') == 0 then -- a gang ends by its ranks, who are no later
+      emit('WaiterReaped', 'waiter', member, 'job', redis.call('HGET', waiters_key, member .. '/job') or '')
+      waiter_remove(member)
+    end
+  end
   if S.lease_id ~= '' and S.deadline_ms < now then
     reclaim('expired')
-  end
-  for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', alive_key, '-inf', '(' .. digits(now), 'LIMIT', 0, 64)) do
-    emit('WaiterReaped', 'waiter', waiter, 'job', redis.call('HGET', waiters_key, waiter .. '/job') or '')
-    waiter_remove(waiter)
   end
 end

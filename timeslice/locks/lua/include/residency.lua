@@ -25,6 +25,11 @@ local function job_forget(job)
   end
 end
 
+-- Its content was dropped at a suspend, and no weight sync has brought it back yet.
+local function job_needs_weights(job)
+  return redis.call('HGET', jobs_key, job .. '/needs_weights') == '1'
+end
+
 -- Whoever is granted may load on every node; until a node's agent says otherwise it is taken to have done so there.
 -- One agent that sees nothing can then never speak for the others.
 local function job_loads_everywhere(job)

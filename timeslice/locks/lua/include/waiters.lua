@@ -1,7 +1,7 @@
 -- Waiter records: waiters hash fields `<waiter>/<field>`, queue score, alive deadline.
 local WAITER_FIELDS = {
   'job', 'host', 'pid', 'start', 'priority', 'label', 'lease_ms', 'ttl_ms', 'enqueued_at_ms', 'deferred',
-  'deferred_at_ms', 'deferred_until_ms',
+  'deferred_at_ms', 'deferred_until_ms', 'world', 'name', -- of a gang
 }
 
 local function waiter_get(waiter)
@@ -15,6 +15,17 @@ local function waiter_get(waiter)
     record[field] = values[i] or ''
   end
   return record
+end
+
+local function waiter_set(waiter, record)
+  local flat = {}
+  for _, field in ipairs(WAITER_FIELDS) do
+    if record[field] then
+      flat[#flat + 1] = waiter .. '/' .. field
+      flat[#flat + 1] = record[field]
+    end
+  end
+  redis.call('HSET', waiters_key, unpack(flat))
 end
 
 local function waiter_remove(waiter)
