@@ -137,12 +137,14 @@ def test_holds_inside_a_phase_join_it(pools: Pools, callback: PhaseCallback) -> 
 
 
 def test_close_ends_all_phases(pools: Pools, callback: PhaseCallback) -> None:
-    """After an exception in mid-phase one close lets everything go; a second does nothing."""
+    """After an exception in mid-phase one close lets everything go; a second does nothing, and phases may begin anew."""
     callback.on_phase_begin("train", "trainer")
     callback.on_phase_begin("generate", "sampler")
     callback.close()
     assert pools.holders() == ("", "")
     callback.close()
+    callback.on_phase_begin("save", "trainer")
+    assert pools.holders() == ("mine", "")
 
 
 def test_a_lost_lease_is_not_built_on(pools: Pools, callback: PhaseCallback, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ class TimesliceWorkerMixin:
         spans |= dict.fromkeys(TO_ROLLOUT, _to_rollout) | dict.fromkeys(TO_TRAINER, _to_trainer)
         for name, span in spans.items():
             function = getattr(cls, name, None)
-            if function and not hasattr(function, "timeslice_span"):
+            if function:  # held more than once where a class between holds it too: the inner hold joins the outer
                 setattr(cls, name, _held(function, span))
 
 
@@ -100,17 +100,14 @@ def _held(function: Callable[..., Any], span: Span) -> Callable[..., Any]:
             async with _on_a_thread(span(self)):
                 return await function(self, *arguments, **named)
 
-        held: Callable[..., Any] = held_await
-    else:
+        return held_await
 
-        @functools.wraps(function)
-        def held_call(self: TimesliceWorkerMixin, *arguments: Any, **named: Any) -> Any:
-            with span(self):
-                return function(self, *arguments, **named)
+    @functools.wraps(function)
+    def held_call(self: TimesliceWorkerMixin, *arguments: Any, **named: Any) -> Any:
+        with span(self):
+            return function(self, *arguments, **named)
 
-        held = held_call
-    held.timeslice_span = span  # type: ignore[attr-defined]
-    return held
+    return held_call
 
 
 @asynccontextmanager
