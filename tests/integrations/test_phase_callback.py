@@ -137,7 +137,7 @@ def test_holds_inside_a_phase_join_it(pools: Pools, callback: PhaseCallback) -> 
 
 
 def test_close_ends_all_phases(pools: Pools, callback: PhaseCallback) -> None:
-    """After an exception in mid-phase one close lets everything go; a second does nothing, and phases may begin anew."""
+    """After an exception in mid-phase one close lets everything go; a second does nothing, and a phase can begin."""
     callback.on_phase_begin("train", "trainer")
     callback.on_phase_begin("generate", "sampler")
     callback.close()
