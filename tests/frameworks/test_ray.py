@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from tests.frameworks.ray_workers import STATE_BYTES, Async, HalfCallbacks, Know
 from tests.support.jobs import wait_until
 from timeslice.client.sync import Client
 from timeslice.errors import AcquireTimeoutError, InvalidNameError, UsageError
+from timeslice.integrations import ray_holder
 from timeslice.integrations.ray import runtime_env, share
 from timeslice.up import LocalStack
 
@@ -30,6 +32,7 @@ SAMPLERS, TRAINERS = GROUPS = ("samplers", "trainers")
 # A driver that is killed while a call of its own runs inside of a hold.
 DRIVER = """
 import sys, ray
+from timeslice.integrations import ray_holder
 from timeslice.integrations.ray import runtime_env, share
 from tests.frameworks.ray_workers import Plain
 
@@ -54,6 +57,7 @@ def stack() -> Iterator[LocalStack]:
         local = LocalStack(dict.fromkeys(GROUPS, STATE_BYTES * 5 // 2))
         try:
             local.start()
+            patch.setenv("TIMESLICE_URL", local.url)  # for workers without a runtime_env, which start faster
             ray.init(
                 num_cpus=2,
                 include_dashboard=False,
@@ -70,11 +74,10 @@ def stack() -> Iterator[LocalStack]:
 
 @pytest.fixture
 def job(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A job of the test's own, which this process is the driver of."""
-    name = f"j{secrets.token_hex(4)}"
-    monkeypatch.setenv("TIMESLICE_JOB", name)
+    """The job that this process is the driver of."""
+    monkeypatch.setenv("TIMESLICE_JOB", "mine")
     monkeypatch.setenv("TIMESLICE_URL", stack.url)
-    return name
+    return "mine"
 
 
 @pytest.fixture
@@ -90,8 +93,8 @@ def make(stack: LocalStack, job: str) -> Iterator[Make]:
     made = []
 
     def actor(kind: type, *groups: str, **options: Any) -> Any:
-        environment = runtime_env(groups=groups)
-        given = {"num_cpus": 0, "runtime_env": environment, **options}
+        environment = {"runtime_env": runtime_env(groups=groups)} if groups else {}
+        given = {"num_cpus": 0, **environment, **options}
         arguments = [device(stack, groups[0])] if issubclass(kind, Known) else []
         made.append(ray.remote(kind).options(**given).remote(*arguments))
         return made[-1]
@@ -119,15 +122,15 @@ def test_two_ray_jobs_of_one_cluster_take_turns(tmp_path: Path) -> None:
     """Two drivers with a sampler and a trainer each compute the same as alone, never both on one device, whether the
     driver holds or its calls are held for; nothing is left of Ray, server or devices."""
     report = tmp_path / "ray.json"
-    command = [sys.executable, str(EXAMPLE), "--steps", "3", "--json", str(report)]
+    command = [sys.executable, str(EXAMPLE), "--steps", "2", "--json", str(report)]
     environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=115, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())
     assert (found["overlaps"], found["results_equal"], found["device"]) == (0, True, "emulated")
-    assert found["swaps"] >= 4
+    assert found["swaps"] >= 2
     assert found["bytes_moved"] > 10 << 20
-    assert {len(job["rewards"]) for job in found["jobs"].values()} == {3}
+    assert {len(job["rewards"]) for job in found["jobs"].values()} == {2}
     assert found["jobs"]["a"]["sha256"] != found["jobs"]["b"]["sha256"]
 
 
@@ -157,7 +160,9 @@ def test_roles_of_one_job_on_one_node_are_told_apart(job: str, rival: Client, ma
     trainer = make(Known, TRAINERS)
     first, second, third = ray.get([each.pid.remote() for each in (sampler, other, trainer)])
     assert {first, second} <= targets(rival, SAMPLERS, job)
-    assert targets(rival, TRAINERS, job) == {third}
+    assert third in targets(rival, TRAINERS, job)
+    assert not {first, second} & targets(rival, TRAINERS, job)
+    assert third not in targets(rival, SAMPLERS, job)
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(sampler.die.options(max_task_retries=0).remote())
     again = ray.get(sampler.pid.remote())
@@ -179,10 +184,10 @@ def test_an_actor_killed_inside_of_a_hold_of_its_driver(stack: LocalStack, job: 
 
 def test_what_an_actor_must_be_told(job: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor without a job, without a group, or with half of the callbacks ends, and says what to do."""
-    without_job = make(HalfCallbacks, runtime_env={"env_vars": {"TIMESLICE_GROUPS": SAMPLERS}})
+    without_job = make(HalfCallbacks)
     for actor, words in [
         (without_job, "does not know which job"),
-        (make(HalfCallbacks), "names no group"),
+        (make(HalfCallbacks, runtime_env=runtime_env()), "names no group"),
         (make(HalfCallbacks, SAMPLERS), "has on_suspend only; it needs on_suspend and on_restore"),
     ]:
         with pytest.raises(ray.exceptions.RayActorError, match=words):
@@ -265,6 +270,22 @@ def test_shared_calls_keep_their_order(job: str, make: Make) -> None:
     assert ray.get(shared.noted.remote()) == list(range(400))
 
 
+async def test_a_shared_call_that_never_comes_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls after one that was cancelled on its way to the holder go out, in their order; it may still turn up."""
+    monkeypatch.setattr(ray_holder, "LOST_S", 0.05)
+    line, out = ray_holder.Line(), []
+
+    async def call(number: int) -> None:
+        await line.wait(number)
+        out.append(number)
+        line.leave(number)
+
+    await asyncio.gather(call(3), call(2), call(1))
+    await call(0)
+    await call(4)
+    assert out == [1, 2, 3, 0, 4]
+
+
 def test_what_can_be_shared(job: str, make: Make) -> None:
     """Coroutine methods, several results, options, references as arguments, remote functions, and a handle that is
     sent to another actor's process; a generator and a class are refused with what to do instead."""
@@ -345,4 +366,4 @@ def test_holds_that_are_switched_off(job: str, make: Make, monkeypatch: pytest.M
     monkeypatch.setenv("TIMESLICE_DISABLE", "1")
     assert share(actor, SAMPLERS) is actor
     assert runtime_env()["env_vars"] == {"TIMESLICE_JOB": job, "TIMESLICE_PREFIX": "ts", "TIMESLICE_DISABLE": "1"}
-    assert ray.get(make(HalfCallbacks).ready.remote())
+    assert ray.get(make(HalfCallbacks, runtime_env=runtime_env()).ready.remote())

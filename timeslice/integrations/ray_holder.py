@@ -156,15 +156,14 @@ class Line:
 
     async def wait(self, number: int) -> None:
         """Return when all calls before this one have left, or won't come any more."""
-        if number <= self._next:
-            return
         told = self._waiting[number] = asyncio.Event()
         try:
-            async with asyncio.timeout(LOST_S):
-                await told.wait()
-        except TimeoutError:
-            self._next = max(self._next, number)
-            self._past = {each for each in self._past if each >= self._next}
+            while number > self._next:
+                try:
+                    async with asyncio.timeout(LOST_S):
+                        await told.wait()
+                except TimeoutError:
+                    self._go_on(min(self._waiting))
         finally:
             del self._waiting[number]
 
@@ -172,10 +171,16 @@ class Line:
         """This call is on its way, or given up."""
         if number >= self._next:
             self._past.add(number)
-        while self._next in self._past:
-            self._past.remove(self._next)
-            self._next += 1
-        if told := self._waiting.get(self._next):
+        self._go_on(self._next)
+
+    def _go_on(self, number: int) -> None:
+        """All before this one have left or won't come."""
+        self._past = {past for past in self._past if past >= number}
+        while number in self._past:
+            self._past.remove(number)
+            number += 1
+        self._next = number
+        if told := self._waiting.get(number):
             told.set()
 
 
