@@ -58,7 +58,7 @@ Times are seconds.
 # Methods that the client's own modules call on each other, and classes that users are handed, never make.
 INTERNAL = {
     *("abandon", "orders", "begin_yield", "end_yield", "note_clock", "note_renewal", "renewal", "yield_call"),
-    *("yield_later", "yield_name", "inherited", "raise_floor"),
+    *("yield_later", "yield_name", "inherited", "raise_floor", "give_up", "leave_at_point", "regranted"),
 }
 HANDED = {"AsyncLease", "Lease", "Workload"}
 

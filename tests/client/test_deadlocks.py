@@ -37,8 +37,8 @@ ROUNDS = """
             fcntl.flock(guard, fcntl.LOCK_UN)
 
     say("up")
-    hear()
     for hundred in range(10):
+        hear()
         for _ in range(100):
             round()
         say(hundred)
@@ -92,9 +92,9 @@ def test_a_thousand_rounds_with_both_groups(world: World, tmp_path: Path) -> Non
         world.job(ROUNDS.format(guard=guard, holds=holds), job=job) for job, holds in (("x", at_once), ("y", nested))
     ]
     assert [job.line() for job in jobs] == ["up", "up"]
-    for job in jobs:
-        job.tell()
     for hundred in range(10):
+        for job in jobs:
+            job.tell()
         assert [job.line() for job in jobs] == [str(hundred)] * 2
     assert [job.process.wait(DEADLINE_S) for job in jobs] == [0, 0]
     granted = [event["job"] for event in world.events("samplers") if event["type"] == "LeaseGranted"]

@@ -61,7 +61,7 @@ class World:
             pulse = self.run(scripts.heartbeat(self.group(group), node, ttl_ms))
             self.run(scripts.report(self.group(group), node, pulse.counter, []))
 
-    def swap(self, out: str, how: str, group: str = "g", node: str = "n1") -> None:
+    def swap(self, out: str, how: str, group: str = "g", node: str = "n1", *, discarded: bool = False) -> None:
         """Drive the swap that is due, as coordinator and agent would."""
         keys = self.group(group)
         wait_until(lambda: self.view(group).swap > 0, "a swap is due")
@@ -73,7 +73,7 @@ class World:
         self.run(scripts.ack(keys, node, swap, "p", [], outcome="prepared"))
         self.run(scripts.step(keys, swap, epoch, "prepare", "commit", 10_000))
         self.run(scripts.accepted(keys, node, swap, epoch, "commit", "c"))
-        observed = [scripts.Observed(out, "suspended", 100)]
+        observed = [scripts.Observed(out, "suspended", 100, discarded=discarded)]
         self.run(scripts.ack(keys, node, swap, "c", observed, outcome="done"))
         assert isinstance(self.run(scripts.promote(keys, swap, epoch, how)), scripts.Promoted)
 
@@ -126,9 +126,9 @@ class Job:
         assert line, f"the process ended with {self.process.wait()}"
         return line.strip()
 
-    def tell(self) -> None:
+    def tell(self, words: str = "") -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{words}\n")
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -52,6 +52,7 @@ def test_a_phase_is_told_to_the_groups_that_the_process_has_held(world: World, c
         shown = row(cli)
         assert (shown["job_phase"], shown["holds"], shown["phase_s"] >= 0) == ("verify", False, True)
         assert "verify for 0.0 s" in cli("jobs").stdout
+        assert cli.json("status", "g")["groups"][0]["jobs"][0]["job_phase"] == "verify"
         assert not events(world, PhaseEnded)
     (ended,) = told(world, PhaseEnded, 1)
     assert (ended.phase, ended.outcome) == ("verify", "ok")

@@ -13,7 +13,7 @@ from timeslice.agent.devices import left_behind
 from timeslice.agent.journal import Journal
 from timeslice.agent.state import Note, Seen
 from timeslice.agent.targets import TargetRegistry
-from timeslice.backends.base import Backend, Job, Probe
+from timeslice.backends.base import Backend, Job, Probe, Selection
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency, Target
 
@@ -35,8 +35,21 @@ class Presence:
     def name(self) -> str:
         return self.job.job
 
-    def seen(self) -> Seen:
-        return seen(self.job.job, self.probe, self.backend.name)
+    @property
+    def selection(self) -> Selection:
+        """All of it; content is dropped where that is all that the job's workloads can do."""
+        modes = {target.modes for target in self.job.targets if target.modes}
+        drops = modes == {("discard",)} and "discard" in self.backend.capabilities().modes
+        return Selection(mode="discard" if drops else "offload")
+
+    @property
+    def discards(self) -> bool:
+        return self.selection.mode == "discard"
+
+    def seen(self, probe: Probe | None = None) -> Seen:
+        """As it was found, or as ``probe`` shows it now."""
+        found = seen(self.job.job, probe or self.probe, self.backend.name)
+        return found.model_copy(update={"discarded": self.discards and found.state == Residency.SUSPENDED})
 
 
 def seen(job: str, probe: Probe, backend: str) -> Seen:

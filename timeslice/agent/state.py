@@ -34,10 +34,13 @@ class Seen(Wire):
     host_bytes: int = 0
     device_bytes: int = 0
     backend: str = ""
+    discarded: bool = False  # its content was dropped, not kept
 
     @property
     def observed(self) -> Observed:
-        return Observed(self.job, self.state, self.host_bytes, self.device_bytes, self.backend)
+        return Observed(
+            self.job, self.state, self.host_bytes, self.device_bytes, self.backend, discarded=self.discarded
+        )
 
 
 class Answer(Wire):

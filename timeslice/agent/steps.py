@@ -14,9 +14,9 @@ from timeslice import metrics
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.devices import Devices, freed, shortage
 from timeslice.agent.memory import HostMemory
-from timeslice.agent.presence import FREE_S, Presence, Presences, seen
+from timeslice.agent.presence import FREE_S, Presence, Presences
 from timeslice.agent.state import ERROR_LENGTH, Answer, Note, Seen, Undo
-from timeslice.backends.base import Probe, Selection
+from timeslice.backends.base import Probe
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Command, GroupConfig, Residency
 
@@ -26,7 +26,6 @@ Intend = Callable[[Undo], Awaitable[None]]  # writes down what may be done, befo
 Tell = Callable[[Seen], Awaitable[None]]  # tells the group of one job, in the middle of a step
 
 TRIES = 3  # of a copy that failed for a passing reason; locking is tried until the deadline
-_ALL = Selection()
 _PAUSE_S = 0.05
 _OUT = {Residency.SUSPENDED, Residency.ABSENT}
 
@@ -124,8 +123,9 @@ class Steps:
             return await self._suspend(job, deadline, locked=job.probe.locked)
 
         async def come_back(job: Presence) -> Seen:
-            return await (self._run_on(job, deadline) if job.probe.state is Residency.RESIDENT
+            back = await (self._run_on(job, deadline) if job.probe.state is Residency.RESIDENT
                           else self._restore(job, deadline))  # fmt: skip
+            return back.model_copy(update={"discarded": job.discards})  # a part of it may have been
 
         if undo.returned:
             result[undo.returned] = await self._try(undo.returned, leave, undo, deadline, faults)
@@ -158,7 +158,7 @@ class Steps:
         return [job for job in found if job and job.probe.state is Residency.RESIDENT]
 
     def _estimate(self, job: Presence) -> Callable[[], Awaitable[int]]:
-        return lambda: job.backend.estimate(job.job, _ALL)
+        return lambda: job.backend.estimate(job.job, job.selection)
 
     async def _measure(self, deadline: Deadline) -> Devices:
         return await self._caller.look("measuring devices", self._presences.backends.measure, deadline)
@@ -169,7 +169,7 @@ class Steps:
     async def _lock(self, job: Presence, deadline: Deadline) -> None:
         await self._caller.call(
             f"prepare of job {job.name}",
-            lambda left: job.backend.prepare(job.job, _ALL, deadline_s=left),
+            lambda left: job.backend.prepare(job.job, job.selection, deadline_s=left),
             deadline,
         )
 
@@ -184,7 +184,7 @@ class Steps:
         began = time.monotonic()
         outcome = await self._caller.call(
             f"suspend of job {job.name}",
-            lambda left: job.backend.suspend(job.job, _ALL, deadline_s=left),
+            lambda left: job.backend.suspend(job.job, job.selection, deadline_s=left),
             deadline,
             tries=TRIES,
         )
@@ -197,7 +197,7 @@ class Steps:
             self.notes[job.name] = Note(backend=job.backend.name, footprint=footprint, processes=processes)
         metrics.SUSPEND_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
         metrics.SUSPENDED_BYTES.labels(self._group).inc(outcome.moved_bytes)
-        return seen(job.name, after, job.backend.name)
+        return job.seen(after)
 
     async def _check_freed(self, job: Presence, before: Devices, deadline: Deadline) -> dict[str, int]:
         """Bytes freed on each device. BackendError(transient) when it stays less than the backend promised."""
@@ -235,7 +235,7 @@ class Steps:
         began = time.monotonic()
         outcome = await self._caller.call(
             f"restore of job {job.name}",
-            lambda left: backend.restore(job.job, _ALL, deadline_s=left),
+            lambda left: backend.restore(job.job, job.selection, deadline_s=left),
             deadline,
             tries=TRIES,
         )
@@ -243,7 +243,7 @@ class Steps:
         after = await self._release(job, deadline)
         metrics.RESTORE_SECONDS.labels(self._group, backend.name).observe(time.monotonic() - began)
         self.notes[job.name] = None
-        return after
+        return after.model_copy(update={"discarded": job.discards})
 
     async def _release(self, job: Presence, deadline: Deadline) -> Seen:
         await self._caller.call(
@@ -252,7 +252,7 @@ class Steps:
         after = await self._probe(job, deadline)
         if after.state not in {Residency.RESIDENT, Residency.ABSENT}:
             raise _fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it restored, but it is {after.state}")
-        return seen(job.name, after, job.backend.name)
+        return job.seen(after)
 
     async def _run_on(self, job: Presence, deadline: Deadline) -> Seen:
         """Let a job run that is on the device. One that is between two states is brought back whole."""

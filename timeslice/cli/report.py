@@ -238,6 +238,8 @@ def group_document(view: GroupView, *, emulated: bool | None) -> dict[str, Any]:
             {
                 "job": job.job,
                 "residency": job.residency,
+                "job_phase": view.state.get("label", "") if view.holder == job.job else job.phase,
+                "needs_weights": job.needs_weights,
                 "host_bytes": job.host_bytes,
                 "usage_s": used_s(view, job.job),
                 "last_granted_s": job.last_granted_s or None,

@@ -114,7 +114,7 @@ def _print_jobs(view: GroupView) -> None:
         rows.append(
             (
                 job.job,
-                job.residency,
+                job.residency + (", needs weights" if job.needs_weights else ""),
                 size(on_device),
                 size(job.host_bytes),
                 seconds(report.used_s(view, job.job)),

@@ -4,6 +4,7 @@ middle of this command: an old ack that arrives late must not undo what was seen
 ARGV  1 floor  2 node  3 swap  4 command id
       5 outcome: '' (in the middle) | prepared | done | failed | rolled back
       6 kind of fault  7 error text  then per job: job state bytes(host) device_bytes backend
+      discarded (1: its content was dropped, not kept, by this suspend or before this restore)
 Reply ok counter | stale counter   (stale: nothing was noted)
 Events JobSuspended, JobRestored, JobGone, StepFailed
 --]]
@@ -19,7 +20,7 @@ if current[1] ~= command then
 end
 settle_clock()
 if string.sub(current[2], 1, 5) == 'begun' then
-  for i = 8, #ARGV, 5 do
+  for i = 8, #ARGV, 6 do
     local job, state, at = ARGV[i], ARGV[i + 1], node .. '/' .. ARGV[i] .. '/'
     local before = redis.call('HGET', members_key, at .. 'state') or ''
     if state == 'gone' or state == 'absent' then
@@ -33,6 +34,9 @@ if string.sub(current[2], 1, 5) == 'begun' then
     end
     if job_recompute(job) then
       redis.call('HSET', jobs_key, job .. '/moved', digits(draw())) -- what was seen before this is old
+      if ARGV[i + 5] == '1' then
+        redis.call('HSET', jobs_key, job .. '/needs_weights', '1') -- until a weight sync has ended well
+      end
     end
   end
   if outcome ~= '' then
