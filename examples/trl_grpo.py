@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import platform
+import statistics
 import string
 import subprocess
 import sys
@@ -283,6 +284,7 @@ def judge(alone: dict[str, Any], sliced: dict[str, Any], events: list[Any]) -> d
     alone_s = sum(map(seconds, alone.values()))
     sliced_s = max(run["ended"] for run in sliced.values()) - min(run["began"] for run in sliced.values())
     busy_s = sum(map(device_s, alone.values()))
+    swaps = [event.swap_ms / 1000 for event in events if event.name == "SwapFinished"]
     return {
         "device": "cpu, emulated",
         "jobs": len(alone),
@@ -295,7 +297,8 @@ def judge(alone: dict[str, Any], sliced: dict[str, Any], events: list[Any]) -> d
             for index, one in enumerate(bodies)
             for other in bodies[index + 1 :]
         ),
-        "swaps": sum(event.name == "SwapFinished" for event in events),
+        "swaps": len(swaps),
+        "swap_s": round(statistics.median(swaps), 4) if swaps else 0.0,
         "bytes_moved": bytes_moved(events),
         "alone_s": round(alone_s, 3),
         "sliced_s": round(sliced_s, 3),
@@ -325,7 +328,8 @@ def show(report: dict[str, Any]) -> None:
     equal = "equal to the bit" if report["rewards_equal"] else "DIFFERENT"
     say(
         f"\nrewards and weights by turns and alone: {equal}; overlaps on the device: {report['overlaps']}\n"
-        f"{report['swaps']} swaps moved {report['bytes_moved'] / 2**20:,.0f} MiB (emulated: memory of a CPU)\n"
+        f"{report['swaps']} swaps of {report['swap_s']:.2f} s moved {report['bytes_moved'] / 2**20:,.0f} MiB "
+        "(emulated: memory of a CPU)\n"
         f"gain {report['gain']:.2f} over one after the other (bound {report['gain_bound']:.2f}): made by the "
         f"{report['verifier_s']:.2f} s a step that a verifier works elsewhere"
     )

@@ -36,8 +36,9 @@ def register_module(group: str, *modules: Any, optimizers: Iterable[Any] = (), j
     undefined outcome, and PyTorch may end the process.
 
     Of a model that is on a device, tensors in host memory stay where they are; a model on the CPU moves as a whole.
+    Memory that is a file's or a numpy array's too is replaced by PyTorch's own.
 
-    Raises UsageError for tensors whose memory is not PyTorch's own, and what ``timeslice.register_workload`` raises.
+    Raises UsageError for sparse tensors, and what ``timeslice.register_workload`` raises.
     """
     parts = (modules, tuple(optimizers))
     return register_state(DeviceState(group, lambda: parts), job=job)
@@ -45,7 +46,7 @@ def register_module(group: str, *modules: Any, optimizers: Iterable[Any] = (), j
 
 def register_state(state: DeviceState, *, job: str | None = None) -> Workload:
     """``register_module`` for modules and optimizers that are not all there yet."""
-    state.check()
+    state.adopt()
     return register_workload(
         state.group,
         on_suspend=lambda _mode, _tags: state.suspend(),
@@ -64,22 +65,22 @@ class DeviceState:
         self._saved: list[Saved] = []
         self._guards: list[Any] = []
 
-    def check(self) -> None:
-        """UsageError if some of it could not be moved."""
-        for storage in self._storages():
-            if not storage.resizable():
-                raise UsageError(
-                    f"group {self.group}: {storage.nbytes()} bytes of the state on {storage.device} are not PyTorch's "
-                    "alone and can't be freed: they came from a file or an array, or went to one by .numpy(). Put a "
-                    "clone in that tensor's place.",
-                    group=self.group,
-                )
+    def adopt(self) -> None:
+        """Give tensors on memory that PyTorch can't free (a mapped file, a numpy array) memory of their own."""
+        for storage, tensors in self._found():
+            if storage.resizable():
+                continue
+            own = torch.UntypedStorage(storage.nbytes(), device=storage.device)
+            _bytes(own).copy_(_bytes(storage))
+            with torch.no_grad():
+                for tensor in tensors:
+                    tensor.set_(own, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def suspend(self) -> int:
         """Copy all of it to host memory, and free it on the device. Bytes moved; if it fails, nothing has."""
         if self._saved:
             return 0
-        self.check()
+        self.adopt()
         storages = [storage for storage in self._storages() if storage.nbytes()]
         synchronize(storages)  # what was launched ends first
         saved = [(storage, _copy(storage)) for storage in storages]
@@ -120,15 +121,19 @@ class DeviceState:
         return state, on_device, _size(self._saved)
 
     def _storages(self) -> list[Any]:
-        """Each once, however many tensors share it."""
+        return [storage for storage, _ in self._found()]
+
+    def _found(self) -> list[tuple[Any, list[Any]]]:
+        """Each storage once, with the tensors that share it."""
         modules, optimizers = self._find()
-        found = {}
+        found: dict[int, tuple[Any, list[Any]]] = {}
         for tensor in _tensors(modules, optimizers):
             for plain in _plain(tensor):
                 storage = plain.untyped_storage()
-                found[storage._cdata] = storage  # noqa: SLF001 - PyTorch has no other name for a storage's identity
-        real = [storage for storage in found.values() if storage.device.type != "meta"]
-        return [storage for storage in real if storage.device.type != "cpu"] or real
+                # PyTorch has no other name for a storage's identity.
+                found.setdefault(storage._cdata, (storage, []))[1].append(plain)  # noqa: SLF001
+        real = [each for each in found.values() if each[0].device.type != "meta"]
+        return [each for each in real if each[0].device.type != "cpu"] or real
 
     def _guard(self) -> None:
         def refuse(*_: Any) -> None:
@@ -201,7 +206,7 @@ def _plain(tensor: Any) -> Iterator[Any]:
     elif tensor.layout == torch.strided:
         yield tensor
     else:
-        raise UsageError(f"a tensor of layout {tensor.layout} can't be moved; make it dense")
+        raise UsageError(f"a tensor of {tensor.layout} can't leave the device; make it dense, or don't register it")
 
 
 def _inner(optimizer: Any) -> Any:
