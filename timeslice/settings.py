@@ -68,12 +68,20 @@ def default_node() -> str:
     return Settings().node or sanitise_name(socket.gethostname(), fallback="node")
 
 
-def default_job() -> str:
-    """Id of this job: ``TIMESLICE_JOB``, else the Slurm job's, else node and process id."""
+def shared_job() -> str | None:
+    """Id that all processes of a job find: ``TIMESLICE_JOB``, the Slurm job's, torchrun's ``--rdzv-id``; else None."""
     if job := Settings().job:
         return job
     if slurm := os.environ.get("SLURM_JOB_ID"):
         return check_name("job", f"slurm-{slurm}")
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # "none" is torchrun's word for none given
+    return None if run in {"", "none"} else sanitise_name(run, fallback="run")
+
+
+def default_job() -> str:
+    """Id of this job: one that all of its processes share, else node and process id."""
+    if job := shared_job():
+        return job
     tail = f"-{os.getpid()}"
     return sanitise_name(default_node(), fallback="node", room=MAX_LENGTH - len(tail)) + tail
 

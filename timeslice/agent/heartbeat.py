@@ -89,8 +89,9 @@ class Heartbeat:
     async def _pulse(self, view: GroupView) -> Pulse:
         scope = self._scope
         fence, ttl_ms = scope.ledger.fence, int(self._ttl_s * 1000)
+        lease, ranks = self._vouch(view)
         call = scripts.heartbeat(
-            scope.keys, scope.node, ttl_ms, vouch=self._vouch(view), fence=fence, floor=scope.floor
+            scope.keys, scope.node, ttl_ms, vouch=lease, ranks=ranks, fence=fence, floor=scope.floor
         )
         pulse = await scope.driver.run(call, deadline_s=self._ttl_s / 3)
         if not pulse.known:
@@ -102,13 +103,24 @@ class Heartbeat:
             await scope.driver.run(again, deadline_s=self._ttl_s / 3)
         return pulse
 
-    def _vouch(self, view: GroupView) -> str:
-        """The lease whose holder is seen running here. A stopped, traced or dead process is not vouched for."""
+    def _vouch(self, view: GroupView) -> tuple[str, list[int]]:
+        """The lease whose holder is seen running here, and of a gang the ranks that are. A stopped, traced or dead
+        process is not vouched for."""
         state = view.state
-        if state.get("host") != self._scope.node or not state.get("lease_id"):
-            return ""
-        target = self._scope.registry.find(state.get("job", ""), state.get("pid", ""), state.get("start", ""))
-        return state["lease_id"] if target and procfs.runs(target) else ""
+        lease = state.get("lease_id", "")
+        if not lease:
+            return "", []
+        if view.world:
+            ranks = [each.rank for each in view.parties if self._runs_here(view, each.host, each.pid, each.start)]
+            return (lease, ranks) if ranks else ("", [])
+        runs = self._runs_here(view, state.get("host", ""), state.get("pid", ""), state.get("start", ""))
+        return (lease, []) if runs else ("", [])
+
+    def _runs_here(self, view: GroupView, host: str, pid: str, start: str) -> bool:
+        if host != self._scope.node:
+            return False
+        target = self._scope.registry.find(view.state.get("job", ""), pid, start)
+        return bool(target and procfs.runs(target))
 
     async def _report(self, pulse: Pulse, found: list[Observed], number: int, *, whole: bool) -> bool:
         """Tell what was found; ``number`` is the highest that was known before the look. False: tell again soon.

@@ -173,6 +173,7 @@ def hold(
             lock_only=lock_only,
             lease=lease,
             on_lost=on_lost,
+            gang=False,  # the command's processes hold nothing by themselves
         )
         with held as got:
             leases = got if isinstance(got, tuple) else (got,)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from timeslice.client.core import BaseClient
+from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.lease import AsyncLease
 from timeslice.client.steps import run_async
@@ -34,9 +35,12 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         lease: float = 30.0,
         job: str | None = None,
         on_lost: OnLost | None = None,
+        gang: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> AsyncLease:
         """As ``Client.acquire``. A cancelled wait leaves the queue before CancelledError goes on."""
-        terms = Terms(job, priority, phase, lock_only, lease, on_lost)
+        terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
         return await run_async(self._acquire(group, terms, check_timeout(timeout)))
 
     async def yield_(self, lease: AsyncLease) -> Yielded | None:
@@ -53,9 +57,13 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         lock_only: bool = False,
         lease: float = 30.0,
         on_lost: OnLost | None = None,
+        gang: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> Hold:
         """As ``timeslice.hold``, with this client: for ``async with`` and coroutine functions."""
-        return Hold(groups, Terms(job, priority, phase, lock_only, lease, on_lost), timeout, client=self)
+        terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
+        return Hold(groups, terms, timeout, client=self)
 
     async def status(self, group: str) -> GroupView:
         """As ``Client.status``."""

@@ -150,7 +150,7 @@ class TimeSliceOrchestratorClient:
         if held and held.state == "held":
             return AcquireResult(success=True, waited_ms=0, context_restored=False)
         try:
-            lease = self._client.acquire(group, job=job, timeout=timeout_sec)
+            lease = self._client.acquire(group, job=job, timeout=timeout_sec, gang=False)
         except TimeSliceError as error:
             raise _translated(error, self._hint) from error
         self._leases[job, group] = lease

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from timeslice.client import context
@@ -22,6 +23,7 @@ from timeslice.errors import (
     AcquireTimeoutError,
     CancelledByOperatorError,
     DeadlockError,
+    GangEndedError,
     GroupModeError,
     RedisUnreachableError,
     ServerUnsuitableError,
@@ -33,9 +35,9 @@ from timeslice.locks.cycles import Held
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
-from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Queued, Request, Yielded, text
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Party, Queued, Request, Yielded, text
 from timeslice.names import check_name, is_name
-from timeslice.settings import Settings, default_job, default_node, find_url
+from timeslice.settings import Settings, default_job, default_node, find_url, shared_job
 
 log = logging.getLogger("timeslice")
 
@@ -68,6 +70,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         self.disabled = settings.disable
         self.url = "" if self.disabled else find_url(url)
         self.job = check_name("job", job) if job else default_job()
+        self._job_is_shared = bool(job or shared_job())  # else it is this process's alone
         self.keys = Keys(prefix or settings.prefix)
         self.host = default_node()
         self.floors: dict[str, int] = {}  # highest counter seen, by group
@@ -138,6 +141,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
             lease_ms=int(terms.lease * 1000),
             ttl_ms=WAITER_TTL_MS,
             lock_only=terms.lock_only,
+            party=self._party(group, terms),
         )
         if self.disabled:
             return self._pretend(keys, request, terms)
@@ -149,7 +153,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 self._indexed.add(group)
             grant = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
             self.raise_floor(group, grant.counter)
-            lease = again.regranted(request, grant) if again else self._lease_type(self, keys, request, grant, terms)
+            held = replace(request, waiter=grant.gang or request.waiter)
+            lease = again.regranted(held, grant) if again else self._lease_type(self, keys, held, grant, terms)
             lease.taken_by = self._taker()
             self.renewer.add(lease)
             if grant.mode == "served" and self.registers:
@@ -157,13 +162,26 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 if not grant.registered:
                     yield self._register(keys, request.job)
             return lease  # type: ignore[return-value]
-        except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GroupModeError):
+        except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GangEndedError, GroupModeError):
             raise  # nothing of ours is left there
         except BaseException as error:
             if lease:
                 self.renewer.drop(lease)
             yield from self._withdraw(keys, request, error)
             raise
+
+    def _party(self, group: str, terms: Terms) -> Party | None:
+        gang = terms.gang
+        if gang is None or self.disabled:
+            return None
+        if not terms.job and not self._job_is_shared:
+            raise UsageError(
+                f"group {group}: rank {gang.rank} of {gang.world} has no job in common with the other ranks. Set "
+                "TIMESLICE_JOB to the same for all of them, or give job=; torchrun --rdzv-id=NAME does, too. If this "
+                "process is to hold alone: gang=False.",
+                group=group,
+            )
+        return Party(gang.name, gang.rank, gang.world)
 
     def _pretend(self, keys: GroupKeys, request: Request, terms: Terms) -> LeaseT:
         _say_once("holds do nothing: TIMESLICE_DISABLE=1 is set")

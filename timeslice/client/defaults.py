@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from timeslice.client.aio import AsyncClient
+from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.sync import Client
 from timeslice.client.terms import OnLost, Terms
@@ -23,6 +24,7 @@ _VARIABLES = (
     "TIMESLICE_DISABLE",
     "TIMESLICE_RUNTIME_DIR",
     "SLURM_JOB_ID",
+    "TORCHELASTIC_RUN_ID",
 )
 Place = tuple[Any, ...]
 
@@ -40,6 +42,9 @@ def hold(
     lock_only: bool = False,
     lease: float = 30.0,
     on_lost: OnLost | None = None,
+    gang: bool | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
     url: str | None = None,
 ) -> Hold:
     """Hold one group or several around a block or a function.
@@ -62,9 +67,15 @@ def hold(
     ``job`` defaults to ``TIMESLICE_JOB``, ``url`` to ``TIMESLICE_URL`` or the server of ``timeslice up``.
     With ``TIMESLICE_DISABLE=1`` holds do nothing.
 
+    ``gang=True``: all ranks of an SPMD program take this hold together, with one lease. It is granted when the last of
+    them has asked, and given up when all have left; a rank that dies ends it for all. The rank comes from ``RANK`` and
+    ``WORLD_SIZE``, or from ``rank`` and ``world_size``. None: a gang if torchrun (accelerate, ...) started several
+    ranks. False: this process holds alone. All ranks need one job: set ``TIMESLICE_JOB``.
+
     Raises InvalidNameError and UsageError before anything is sent; on entry what ``Client.acquire`` raises.
     """
-    return Hold(groups, Terms(job, priority, phase, lock_only, lease, on_lost), timeout, url=url)
+    terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
+    return Hold(groups, terms, timeout, url=url)
 
 
 def default_client(url: str | None = None) -> Client:

@@ -93,10 +93,12 @@ class Hold:
                 client.abandon(lease)
             raise
 
-    def _leave(self) -> Steps[None]:
+    def _leave(self, *, failed: bool) -> Steps[None]:
         # Frameworks enter in one callback and leave in another, whose context may differ: then the last entry is ours.
         entered = next((each for each in reversed(self._entered) if each.is_current()), self._entered[-1])
         self._entered.remove(entered)
+        for holding in entered.holdings:
+            holding.lease.failed |= failed and holding.count == 1
         yield from _release_all(entered.holdings)
 
     # with
@@ -113,7 +115,7 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run(self._leave())
+        run(self._leave(failed=kind is not None))
 
     # async with
 
@@ -129,7 +131,7 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await run_async(self._leave())
+        await run_async(self._leave(failed=kind is not None))
 
     # decorator
 

@@ -78,6 +78,8 @@ class BaseLease:
         self.lock_only = grant.mode == "lock"
         self.lease_s = request.lease_ms / 1000
         self.pending = 0  # waiters, when the server last told
+        self.points = 0  # yield points since the grant; counted for a gang
+        self.failed = False  # an exception ended the body
         self._request = request
         self._state: State = "held"
         self._stands(grant.sent_at)
@@ -99,6 +101,20 @@ class BaseLease:
     def state(self) -> State:
         """``yielding`` means unknown: the yield has not been answered yet."""
         return self._state
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """Tells leases of one process apart: the ranks of a gang share the lease's id, and may be threads."""
+        party = self._request.party
+        return self.lease_id, party.rank if party else None
+
+    @property
+    def needs_weights(self) -> bool:
+        """The job's content was discarded while it was out: push the weights before computing with them.
+
+        As of the grant. A hold with ``phase="weight_sync"`` whose body ends without an exception clears it.
+        """
+        return self.grant.needs_weights
 
     @property
     def inherited(self) -> bool:
@@ -184,7 +200,10 @@ class BaseLease:
 
     def yield_call(self) -> Call[Yielded | NotHolder]:
         floor = self._client.floors.get(self.group, 0)
-        return scripts.yield_(self._keys, self.lease_id, self.fencing_token, floor=floor)
+        done = not self.failed and not self.at_point
+        party = self._request.party
+        rank = party.rank if party else None
+        return scripts.yield_(self._keys, self.lease_id, self.fencing_token, rank=rank, done=done, floor=floor)
 
     def begin_yield(self) -> bool:
         """True for the one caller that may send the yield."""
@@ -264,6 +283,8 @@ class BaseLease:
 def _why(reply: scripts.Lost | NotHolder) -> str:
     if reply.by:
         return f"{quoted(reply.by)} revoked it" + (f" ({quoted(reply.reason)})" if reply.reason else "")
+    if reply.reason:
+        return quoted(reply.reason)
     return (
         f"job {quoted(reply.holder)} holds the group now (token {reply.token})"
         if reply.holder
@@ -302,6 +323,7 @@ class Lease(BaseLease):
         error of ``ready``, ...) is raised; then the lease is over, and ``lost`` is set.
         Raises LeaseLostError if it was lost before. A point inside of which another task or thread is in a nested hold
         of the group yields nothing. Of a hold of several groups only this one is yielded: call it on the last one.
+        The ranks of a gang all call it equally often, without ``ready``; each asks the server, and all yield or none.
         With ``TIMESLICE_DISABLE=1`` it only waits for ``ready``.
         """
         return run(point(self, min_slice, timeout, ready))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from timeslice.client.context import enter_point
 from timeslice.client.steps import Steps, run, run_async
 from timeslice.errors import AcquireTimeoutError, TimeSliceError, UsageError
+from timeslice.locks import scripts
 
 if TYPE_CHECKING:
     from timeslice.client.lease import AsyncLease, Lease
@@ -58,10 +59,25 @@ def point(lease: Lease | AsyncLease, min_slice: float, timeout: float | None, re
         yield from _wait_ready(lease, ready, until, timeout)
         return False
     lease.ensure_held()
+    party = lease._request.party  # noqa: SLF001
+    if party and ready:
+        raise UsageError(
+            f"group {lease.group}: the ranks of job {lease.job} hold as one, and `ready` is what one of them sees. Let "
+            "one rank wait with until_ready before the hold, and tell the others.",
+            group=lease.group,
+            job=lease.job,
+        )
     starved = ready is not None and not (yield from _ask(ready))
-    if not starved and not (yield from _others_wait(lease, min_slice)):
+    if not starved and not (yield from (_all_yield if party else _others_wait)(lease, min_slice)):
         return False
     while not enter_point(lease):
+        if party:
+            raise UsageError(
+                f"group {lease.group}: the ranks of job {lease.job} yield, and another thread or task of rank "
+                f"{party.rank} is in a nested hold. Call yield_point where none is.",
+                group=lease.group,
+                job=lease.job,
+            )
         # Some other thread or task of the job is inside, and may compute: nothing is yielded.
         if not starved or (yield from _ask(ready)):
             return False
@@ -101,6 +117,24 @@ def _others_wait(lease: Lease | AsyncLease, min_slice: float) -> Steps[bool]:
         lease.note_renewal(reply, now, lease_id)
         lease.ensure_held()
     return lease.pending > 0
+
+
+def _all_yield(lease: Lease | AsyncLease, min_slice: float) -> Steps[bool]:
+    """Whether the gang yields here. All ranks get the same answer, so each of them asks, each time."""
+    party, client = lease._request.party, lease._client  # noqa: SLF001
+    if party is None:
+        return False
+    lease.points += 1
+    floor = client.floors.get(lease.group, 0)
+    call = scripts.gang_point(
+        lease._keys,  # noqa: SLF001
+        lease.lease_id,
+        party.rank,
+        lease.points,
+        int(min_slice * 1000),
+        floor=floor,
+    )
+    return bool((yield client.driver.run(call)))
 
 
 def _wait_ready(lease: Lease | AsyncLease, ready: Ready | None, until: float, timeout: float | None) -> Steps[None]:

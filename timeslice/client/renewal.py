@@ -64,7 +64,7 @@ class Renewer:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._leases: dict[str, BaseLease] = {}
+        self._leases: dict[tuple[str, int | None], BaseLease] = {}
         self._errands: list[_Errand] = []
         self._registrations: dict[tuple[str, str, str], _Registration] = {}
         self._news: deque[tuple[Call[Any], str]] = deque(maxlen=_NEWS_MOST)
@@ -81,7 +81,7 @@ class Renewer:
 
     def add(self, lease: BaseLease) -> None:
         with self._wake:
-            self._leases[lease.lease_id] = lease
+            self._leases[lease.key] = lease
             self._used = True
             self._note_held(lease)
             if lease.lease_s < 3 * self._reply_s:
@@ -89,7 +89,7 @@ class Renewer:
             self._rouse(lease.renew_at)
 
     def drop(self, lease: BaseLease) -> None:
-        self._leases.pop(lease.lease_id, None)  # of one that is at a yield point the id changes
+        self._leases.pop(lease.key, None)  # of one that is at a yield point the id changes
 
     def _note_held(self, lease: BaseLease) -> None:
         keys = lease._keys  # noqa: SLF001
@@ -171,9 +171,9 @@ class Renewer:
                 self._wake_at = -math.inf
                 return
         answers = True
-        for lease_id, lease in sorted(leases, key=lambda each: each[1].renew_at):
+        for key, lease in sorted(leases, key=lambda each: each[1].renew_at):
             if lease.renew_at <= time.monotonic():
-                answers = self._renew(lease_id, lease, send=answers) and answers
+                answers = self._renew(key, lease, send=answers) and answers
         for errand in errands:
             if errand.at <= time.monotonic():
                 answers = self._attempt(errand, send=answers) and answers
@@ -182,17 +182,17 @@ class Renewer:
                 answers = self._register(known, send=answers) and answers
         self._tell(send=answers)
 
-    def _renew(self, lease_id: str, lease: BaseLease, *, send: bool) -> bool:
+    def _renew(self, key: tuple[str, int | None], lease: BaseLease, *, send: bool) -> bool:
         """False if the server did not answer; then the others of this turn are not sent."""
         sent = time.monotonic()
         lease.note_clock(sent)
         call = lease.renewal()
-        if lease.state != "held" or lease.lease_id != lease_id:
-            self._leases.pop(lease_id, None)
+        if lease.state != "held" or lease.key != key:
+            self._leases.pop(key, None)
             return True
         if send:
             try:
-                lease.note_renewal(self._connection().run(call, deadline_s=0), sent, lease_id)
+                lease.note_renewal(self._connection().run(call, deadline_s=0), sent, key[0])
                 return True
             except TimeSliceError as error:
                 log.info("group %s: renewal for job %s: %s", lease.group, lease.job, error)

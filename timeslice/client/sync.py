@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from timeslice.client.core import BaseClient
+from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.lease import Lease
 from timeslice.client.steps import run
@@ -38,14 +39,18 @@ class Client(BaseClient[Lease, SyncDriver]):
         lease: float = 30.0,
         job: str | None = None,
         on_lost: OnLost | None = None,
+        gang: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> Lease:
         """Wait for ``group`` and return its lease, renewed until yielded. Seconds.
 
         Raises AcquireTimeoutError after ``timeout`` (0: at once), UnknownGroupError, GroupModeError, DeadlockError (it
-        would wait in a circle for what this thread holds), CancelledByOperatorError, RedisUnreachableError. Each call
-        is a waiter of its own; ``hold`` may be nested.
+        would wait in a circle for what this thread holds), CancelledByOperatorError, GangEndedError (another rank of
+        the gang gave up or died), RedisUnreachableError. Each call is a waiter of its own; ``hold`` may be nested.
+        ``gang``, ``rank``, ``world_size``: as of ``timeslice.hold``.
         """
-        terms = Terms(job, priority, phase, lock_only, lease, on_lost)
+        terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
         return run(self._acquire(group, terms, check_timeout(timeout)))
 
     def yield_(self, lease: Lease) -> Yielded | None:
@@ -62,9 +67,13 @@ class Client(BaseClient[Lease, SyncDriver]):
         lock_only: bool = False,
         lease: float = 30.0,
         on_lost: OnLost | None = None,
+        gang: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> Hold:
         """As ``timeslice.hold``, with this client: for ``with`` and sync functions."""
-        return Hold(groups, Terms(job, priority, phase, lock_only, lease, on_lost), timeout, client=self)
+        terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
+        return Hold(groups, terms, timeout, client=self)
 
     def status(self, group: str) -> GroupView:
         """The group as one consistent picture."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from timeslice.client.gang import Gang
 from timeslice.client.lease import BaseLease
 from timeslice.errors import UsageError
 from timeslice.names import check_name
@@ -27,6 +28,7 @@ class Terms:
     lock_only: bool = False
     lease: float = 30.0
     on_lost: OnLost | None = None
+    gang: Gang | None = None  # None: this process holds alone
 
     def __post_init__(self) -> None:
         if self.job is not None:

@@ -191,7 +191,7 @@ class Leases:
         if hold := self._adopt(view, job):
             return hold
         refuse_unknown(view)
-        return self._keep(await self._client.acquire(group, job=job), 0.0)
+        return self._keep(await self._client.acquire(group, job=job, gang=False), 0.0)
 
     async def _leave(self, key: Key, asking: _Asking) -> None:
         asking.callers -= 1

@@ -17,11 +17,23 @@ from timeslice.models import GroupConfig
 from timeslice.names import is_name
 
 _LATEST_MS = 1e14  # beyond it no calendar goes
+WORLD_MOST = 1024  # ranks of a gang, as the scripts take them
+
+
+@dataclass(frozen=True)
+class PartyView:
+    """One rank of a gang: ``arrived`` (it waits, or has not confirmed its grant), ``inside``, or ``left``."""
+
+    rank: int
+    host: str
+    pid: str
+    start: str
+    state: str
 
 
 @dataclass(frozen=True)
 class WaiterView:
-    """One queued request, in service order."""
+    """One queued request, in service order; or a gang that forms."""
 
     waiter: str
     job: str
@@ -32,6 +44,14 @@ class WaiterView:
     waited_s: float
     deferred: str  # why it is passed over now, or ""
     alive: bool
+    world: int = 0  # ranks of the gang; 0: it is none
+    parties: tuple[PartyView, ...] = ()  # those that arrived
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks of the gang that have not arrived."""
+        there = {party.rank for party in self.parties}
+        return tuple(rank for rank in range(self.world) if rank not in there)
 
 
 @dataclass(frozen=True)
@@ -86,6 +106,8 @@ class GroupView:
     nodes: dict[str, NodeView]
     config: GroupConfig
     targets: dict[str, str] = field(default_factory=dict)
+    forming: tuple[WaiterView, ...] = ()  # gangs whose ranks have not all arrived, by the time of their first
+    parties: tuple[PartyView, ...] = ()  # ranks of the gang that holds
 
     def number(self, name: str) -> int:
         return number(self.state.get(name, ""))
@@ -93,7 +115,7 @@ class GroupView:
     @property
     def exists(self) -> bool:
         """Somebody declared it, serves it, or waits for it."""
-        return bool(self.mode or self.queue)
+        return bool(self.mode or self.queue or self.forming)
 
     @property
     def mode(self) -> str:
@@ -123,6 +145,11 @@ class GroupView:
         """The job that holds a lease whose time has not passed, or ''."""
         live = self.state.get("lease_id") and self.number("deadline_ms") >= self.now_ms
         return self.state.get("job", "") if live else ""
+
+    @property
+    def world(self) -> int:
+        """How many ranks the gang has that holds; 0 if it is none."""
+        return min(self.number("gang"), WORLD_MOST)
 
     @property
     def swap(self) -> int:
@@ -192,12 +219,24 @@ def _parse(keys: GroupKeys, reply: list[Any]) -> GroupView:
     deadlines = {member: _score(score) for member, score in _strings(alive).items()}
     records = _nested(waiters, 1)
     observed = _nested(members, 2)
-    changed_ms = _int(_strings(state), "changed_ms")
+    fields = _strings(state)
+    changed_ms = _int(fields, "changed_ms")
+    queued = {text(w) for w in queue}
+    forming = sorted(
+        (gang for (gang,), record in records.items() if record.get("world") and gang not in queued),
+        key=lambda gang: (_int(records[gang,], "enqueued_at_ms"), gang),
+    )
+
+    def waiter(name: str) -> WaiterView:
+        return _waiter(name, records.get((name,), {}), deadlines, now, changed_ms)
+
     return GroupView(
         name=keys.name,
         now_ms=now,
-        state=_strings(state),
-        queue=tuple(_waiter(text(w), records.get((text(w),), {}), deadlines, now, changed_ms) for w in queue),
+        state=fields,
+        queue=tuple(waiter(text(w)) for w in queue),
+        forming=tuple(map(waiter, forming)),
+        parties=_parties(records.get((fields.get("lease_id", ""),), {})) if fields.get("gang") else (),
         jobs={job: _job(job, record, now) for (job,), record in _nested(jobs, 1).items() if is_name(job)},
         members=tuple(
             _member(node, job, record)
@@ -230,7 +269,22 @@ def _waiter(waiter: str, record: dict[str, str], deadlines: dict[str, float], no
         waited_s=(now - enqueued) / 1000 if enqueued else 0.0,
         deferred=in_words(deferred) if put_off else "",
         alive=deadlines.get(waiter, 0) >= now,
+        world=min(_int(record, "world"), WORLD_MOST),
+        parties=_parties(record),
     )
+
+
+def _parties(record: dict[str, str]) -> tuple[PartyView, ...]:
+    """The ranks that a gang's record names, as `party/<rank>`; what is none is passed over."""
+    found = []
+    for name, value in record.items():
+        label, _, rank = name.partition("/")
+        words = value.split(" ")
+        if label == "party" and rank.isascii() and rank.isdecimal() and len(words) == 5:
+            _, host, pid, start, renewed = words
+            state = {"-": "arrived", "left": "left"}.get(renewed, "inside")
+            found.append(PartyView(number(rank), host, pid, start, state))
+    return tuple(sorted(found, key=lambda party: party.rank))
 
 
 def _job(job: str, record: dict[str, str], now: int) -> JobView:
