@@ -110,8 +110,12 @@ async def test_a_served_job_is_put_out_by_force_after_the_maximum(make_gateway: 
     assert not waiting.done()
 
 
-async def test_the_end_of_all_its_processes_ends_the_lease(leases: Leases, world: World) -> None:
-    """Of all that an agent knew, and by the agent's word: what lost data took along has not ended."""
+async def test_the_end_of_all_its_processes_ends_the_lease(
+    leases: Leases, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that an agent knew, and by the agent's word: what lost data took along has not ended. One that was
+    started anew in time goes on."""
+    monkeypatch.setattr("timeslice.gateway.holds.GONE_S", 3600.0)
     world.serve("g")
     await leases.take("g", "a")
     keys, counter = world.group(), world.view().counter
@@ -134,6 +138,14 @@ async def test_the_end_of_all_its_processes_ends_the_lease(leases: Leases, world
     world.run(scripts.report(keys, "n1", counter, [], whole=True))
     assert await holder() == "a"
     world.run(scripts.report(keys, "n1", counter, [], [scripts.Exited("a", 12, 1)]))
+    assert await holder() == "a"
+    register(world, "a", 13)
+    assert await holder() == "a"
+    (hold,) = leases._held.values()
+    assert hold.gone_at is None
+    world.run(scripts.report(keys, "n1", counter, [], [scripts.Exited("a", 13, 1)]))
+    assert await holder() == "a"
+    monkeypatch.setattr("timeslice.gateway.holds.GONE_S", 0.0)
     assert await holder() == ""
     (told,) = [event for event in world.events() if event["type"] == "LeaseRevoked"]
     assert told["reason"] == "all processes of the job have ended"
@@ -150,6 +162,7 @@ async def test_a_killed_caller_makes_room(
 ) -> None:
     """With agent and coordinator: the caller's process, which had registered, is killed; the next job is in soon."""
     caplog.set_level("DEBUG", "timeslice.gateway")
+    monkeypatch.setattr("timeslice.gateway.holds.GONE_S", 0.0)
     rig, stop = Rig(world.url, prefix, tmp_path), asyncio.Event()
     async with rig.agent(make_backend=get_backend, backends={}):
         coordinator = asyncio.create_task(run_coordinator(CoordinatorOptions(url=world.url, prefix=prefix), stop=stop))

@@ -11,6 +11,7 @@ from tests.agent.rig import until
 from tests.client.world import World
 from tests.gateway.conftest import Caller, Code, Gateway, queued, refused
 from timeslice.client.aio import AsyncClient
+from timeslice.client.renewal import renewer_for
 from timeslice.gateway.proto import timeslice_orchestrator_pb2 as pb
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Observed
@@ -218,6 +219,7 @@ async def test_a_swap_comes_before_the_answer(caller: Caller, world: World) -> N
     states = {each.job_id: each.job_state for each in (await caller.status()).agent_job_states}
     assert states["a"] == pb.SnapshotAgentJobState.State.STATE_SAVED
     assert world.view().targets == {}
+    assert not [key for key in renewer_for(world.url)._registrations if key[0] == world.keys.prefix]
 
 
 async def test_an_unknown_device_state_is_unavailable(caller: Caller, world: World) -> None:

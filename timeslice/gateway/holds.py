@@ -17,6 +17,7 @@ from timeslice.locks.view import GroupView
 from timeslice.models import Residency
 
 HOST = "gateway."  # how the hosts of all gateways begin
+GONE_S = 3.0  # a job that starts its process anew, or whose workload registers again, has that long
 
 asks_for: ContextVar[str | None] = ContextVar("timeslice_gateway_job", default=None)
 
@@ -68,14 +69,20 @@ class Hold:
     told: bool = False  # a caller knows that it has it
     vouched: bool = False  # agents have shown processes of the job since it is held
     nodes: set[str] = field(default_factory=set)  # where they run, as far as is known
+    gone_at: float | None = None  # since when none is left
 
     def has_ended(self, view: GroupView) -> bool:
-        """Whether all processes of the job that agents knew have ended."""
+        """Whether all processes of the job that agents knew have ended, and no new one has come."""
         of_job = f"{self.lease.job}/"
         running = {name.split("/")[1] for name in view.targets if name.startswith(of_job)}
         self.nodes = running | {node for node in self.nodes if not _has_told(view, node)}
         self.vouched |= bool(running)
-        return self.vouched and not self.nodes
+        if self.nodes or not self.vouched:
+            self.gone_at = None
+            return False
+        now = time.monotonic()
+        self.gone_at = self.gone_at or now
+        return now >= self.gone_at + GONE_S
 
 
 def _has_told(view: GroupView, node: str) -> bool:
