@@ -36,7 +36,8 @@ async def test_it_needs_the_rights_of_a_client(make_gateway: MakeGateway, users:
     page = (Path(__file__).parent.parent.parent / "docs" / "gateway.md").read_text()
     (more,) = re.findall(r"ACL SETUSER timeslice-client '(.*)'", page)
     world.serve("h")
-    users.admin.execute_command("ACL", "SETUSER", "timeslice-client", more.replace("~ts:", f"~{prefix}:"))
+    granted = more.replace("~ts:", f"~{prefix}:")
+    users.admin.execute_command("ACL", "SETUSER", "timeslice-client", granted)  # type: ignore[no-untyped-call]
     assert (await SnapshotAgentServiceStub(first.channel).Status(StatusRequest())).accelerator_statuses == []
     assert users.refusals() == []
     world.close()

@@ -26,7 +26,8 @@ Daemon = Callable[[Callable[[], None], asyncio.Event], Awaitable[None]]
 logger = logging.getLogger("timeslice")
 
 
-def _log_options(command: F) -> F:
+def log_options(command: F) -> F:
+    """How much a daemon logs, and how."""
     command = click.option("--log-json", is_flag=True, help="Log one JSON object a line.")(command)
     level = click.option(
         "--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True, help="Least level to log."
@@ -75,7 +76,7 @@ Examples:
 )
 @click.option("--name", metavar="NAME", help="Of this coordinator. Default: node, process id and random digits.")
 @_http_options
-@_log_options
+@log_options
 @click.pass_obj
 def coordinator(
     session: Session, name: str | None, http_host: str, http_port: int | None, log_level: str, log_json: bool
@@ -154,7 +155,7 @@ Examples:
 )
 @_http_options
 @click.option("--leave", is_flag=True, help="When stopped, take the node out of its groups.")
-@_log_options
+@log_options
 @click.pass_obj
 def agent(
     session: Session,

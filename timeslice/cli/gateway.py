@@ -9,7 +9,7 @@ import click
 
 from timeslice import logs
 from timeslice.addresses import redact_url
-from timeslice.cli.daemons import run_daemon
+from timeslice.cli.daemons import log_options, run_daemon
 from timeslice.cli.session import Session
 from timeslice.errors import UsageError
 from timeslice.names import check_name
@@ -49,10 +49,7 @@ Examples:
     help="Ping callers that often; one that does not answer waits no longer.",
 )
 @click.option("--node", metavar="NAME", help="Of this node. Default: TIMESLICE_NODE, else the host name.")
-@click.option(
-    "--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True, help="Least level to log."
-)
-@click.option("--log-json", is_flag=True, help="Log one JSON object a line.")
+@log_options
 @click.pass_obj
 def gateway(
     session: Session,
