@@ -63,7 +63,8 @@ def cancel(session: Session, group: str, job: str | None, waiter: str | None, as
     if (job is None) == (waiter is None):
         raise click.UsageError("say what to cancel: either --job JOB or --waiter ID")
     view = session.view(group)
-    chosen = [each.waiter for each in view.queue if waiter in {each.waiter, None} and job in {each.job, None}]
+    asking = (*view.queue, *view.forming)
+    chosen = [each.waiter for each in asking if waiter in {each.waiter, None} and job in {each.job, None}]
     if not chosen:
         if view.holder and (view.holder == job or view.state.get("lease_id") == waiter):
             raise RefusedError(

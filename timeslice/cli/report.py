@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from timeslice.cli.output import seconds
-from timeslice.locks.view import GroupView, NodeView, WaiterView
+from timeslice.locks.view import GroupView, NodeView, PartyView, WaiterView
 from timeslice.models import Plan
+
+_RANKS_NAMED = 8
 
 
 def holder(view: GroupView) -> dict[str, Any] | None:
@@ -29,7 +32,43 @@ def holder(view: GroupView) -> dict[str, Any] | None:
         "confirmed": state.get("confirmed") == "1",
         "how": state.get("how", ""),
         "swap_s": view.number("swap_ms") / 1000,
+        "world": view.world or None,
+        "ranks": ranks(view.parties),
     }
+
+
+def ranks(parties: Sequence[PartyView]) -> list[dict[str, Any]]:
+    """The ranks of a gang that arrived."""
+    return [
+        {
+            "rank": each.rank,
+            "host": each.host,
+            "pid": int(each.pid) if each.pid.isdecimal() else None,
+            "state": each.state,
+        }
+        for each in parties
+    ]
+
+
+def inside(view: GroupView) -> str:
+    """Who of the gang that holds is inside, or ''."""
+    if not view.world:
+        return ""
+    left = [each.rank for each in view.parties if each.state == "left"]
+    late = [each.rank for each in view.parties if each.state == "arrived"]
+    told = [f"{_named(found)} {what}" for found, what in ((late, "not confirmed yet"), (left, "left")) if found]
+    return "; ".join([f"gang of {view.world}", *told])
+
+
+def forms(gang: WaiterView) -> str:
+    """How far a gang is that forms."""
+    have = "has" if len(gang.missing) == 1 else "have"
+    return f"gang {len(gang.parties)}/{gang.world}, {_named(gang.missing)} {have} not arrived"
+
+
+def _named(found: Sequence[int]) -> str:
+    more = f" and {len(found) - _RANKS_NAMED} more" if len(found) > _RANKS_NAMED else ""
+    return f"rank{'' if len(found) == 1 else 's'} {', '.join(map(str, found[:_RANKS_NAMED]))}{more}"
 
 
 def elapsed(view: GroupView, since: str) -> float:
@@ -176,19 +215,32 @@ def waiters(view: GroupView) -> list[dict[str, Any]]:
     return [
         {
             "position": position,
-            "job": waiter.job,
-            "waiter": waiter.waiter,
-            "host": waiter.host,
-            "pid": waiter.pid,
-            "priority": waiter.priority,
-            "job_phase": waiter.label,
-            "waited_s": waiter.waited_s,
+            **_asked(waiter),
             "alive": waiter.alive,
             "deferred": waiter.deferred,
             "why": why_it_waits(view, position, waiter),
         }
         for position, waiter in enumerate(view.queue)
     ]
+
+
+def forming(view: GroupView) -> list[dict[str, Any]]:
+    """Gangs that are not in the queue yet, each with the ranks that it waits for."""
+    return [{**_asked(gang), "missing": list(gang.missing), "why": forms(gang)} for gang in view.forming]
+
+
+def _asked(waiter: WaiterView) -> dict[str, Any]:
+    return {
+        "job": waiter.job,
+        "waiter": waiter.waiter,
+        "host": waiter.host,
+        "pid": waiter.pid,
+        "priority": waiter.priority,
+        "job_phase": waiter.label,
+        "waited_s": waiter.waited_s,
+        "world": waiter.world or None,
+        "ranks": ranks(waiter.parties),
+    }
 
 
 def why_it_waits(view: GroupView, position: int, waiter: WaiterView) -> str:
@@ -234,6 +286,7 @@ def group_document(view: GroupView, *, emulated: bool | None) -> dict[str, Any]:
         "swap": swap(view),
         "residents": list(view.resident),
         "waiters": waiters(view),
+        "forming": forming(view),
         "jobs": [
             {
                 "job": job.job,

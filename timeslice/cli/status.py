@@ -41,7 +41,7 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
                     len(view.queue),
                     ", ".join(view.resident),
                     f"{_nodes(view)}{', emulated' if _is_in(emulated, view.name) else ''}",
-                    report.moving(view) if view.phase == "swapping" else report.why(view),
+                    _why(view),
                 )
                 for view in views
             ],
@@ -51,6 +51,12 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
 
 def _is_in(emulated: set[str] | None, group: str) -> bool | None:
     return None if emulated is None else group in emulated
+
+
+def _why(view: GroupView) -> str:
+    told = [report.moving(view) if view.phase == "swapping" else report.why(view)]
+    told += [f"job {gang.job}: {report.forms(gang)}" for gang in view.forming]
+    return "; ".join(filter(None, told))
 
 
 def _with_phase(job: str, phase: str) -> str:
@@ -78,8 +84,9 @@ def _print_group(view: GroupView, *, emulated: bool) -> None:
     if held:
         phase = f", phase {held['job_phase']}" if held["job_phase"] else ""
         confirmed = "" if held["confirmed"] else ", not confirmed yet"
+        gang = f", {found}" if (found := report.inside(view)) else ""
         fields["holder"] = (
-            f"job {held['job']} for {seconds(held['held_s'])}{phase}{confirmed} "
+            f"job {held['job']} for {seconds(held['held_s'])}{phase}{confirmed}{gang} "
             f"(process {held['pid']} on {held['host']}, token {held['token']}, {held['how']})"
         )
     if moving:
@@ -151,20 +158,20 @@ def queue(session: Session, group: str, as_json: bool) -> None:
 
 
 def _print_queue(view: GroupView, *, heading: bool = False) -> None:
-    if heading and view.queue:
+    if heading and (view.queue or view.forming):
         click.echo("\nqueue:")
     print_table(
         ("next", "job", "priority", "waited", "waiter", "why it waits"),
         [
             (
-                each["position"] + 1,
+                each["position"] + 1 if "position" in each else "",
                 _with_phase(each["job"], each["job_phase"]),
                 each["priority"],
                 seconds(each["waited_s"]),
                 each["waiter"],
                 each["why"],
             )
-            for each in report.waiters(view)
+            for each in (*report.waiters(view), *report.forming(view))
         ],
         empty="nobody waits",
     )
