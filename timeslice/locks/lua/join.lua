@@ -55,9 +55,7 @@ if not is_rank(rank, ARGV[6]) then
   return redis.error_reply('ERR a rank is a number from 0 to below the number of ranks, and these are ' .. WORLD_MAX
     .. ' at most')
 end
-if gang == '' then
-  gang = string.match(redis.call('HGET', waiters_key, id .. '/gang') or '', '^(%S+) ') or ''
-end
+gang = string.match(redis.call('HGET', waiters_key, id .. '/gang') or '', '^(%S+) ') or gang
 if has_ended(id) or has_ended(gang) then
   return over()
 end

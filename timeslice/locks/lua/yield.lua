@@ -28,9 +28,10 @@ local number = token == '' and 0 or check_number('token', tonumber(token))
 -- As for a renewal: less than our token means that the server forgot our grant. Then the lease stood until now.
 local forgotten = S.token < number and S.swap_id < number and S.fence <= number and not has_ended(lease)
 local mine = S.lease_id == lease and (token == '' or S.token == number)
+local last_word = 'rank ' .. rank .. ' gave it up after the server had lost data'
 if not mine and not forgotten then
   local by, why = taken_by(lease)
-  if has_ended(lease) and by == '' and why == '' then
+  if has_ended(lease) and by == '' and (why == '' or why == last_word) then
     local pending = redis.call('ZCARD', queue_key)
     return { 'ok', pending, pending == 0 and 1 or 0, S.counter }
   end
@@ -55,7 +56,7 @@ elseif S.lease_id == '' then
 end
 remember_ended(lease)
 if rank ~= '' and forgotten then
-  gang_tell(lease, 'rank ' .. rank .. ' gave it up after the server had lost data')
+  gang_tell(lease, last_word) -- nobody can say any more who is inside
 end
 local pending = redis.call('ZCARD', queue_key)
 if pending > 0 then
