@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.integrations.conftest import Pools
+from tests.support.jobs import wait_until
 from timeslice import Client
 from timeslice.integrations.verl_worker import TimesliceWorkerMixin
 
@@ -72,9 +73,54 @@ class Worker(TimesliceWorkerMixin, HybridWorker):
     pass
 
 
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What veRL sets for each worker."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+
 @pytest.fixture
 def worker(pools: Pools) -> Worker:
     return Worker(pools)
+
+
+RANK = """
+from timeslice.integrations.verl_worker import TimesliceWorkerMixin
+os.environ |= {{"RANK": "{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}}
+
+class Actor:
+    def update_actor(self, data):
+        say(data)
+        hear()
+
+class Worker(TimesliceWorkerMixin, Actor): pass
+
+worker = Worker()
+say("made")
+hear()
+worker.update_actor("inside")
+say("out")
+hear()
+"""
+
+
+def test_the_ranks_of_a_worker_group_hold_together(pools: Pools) -> None:
+    """One lease for both: the first waits for the second, and the group is free when the last one is out."""
+    ranks = [pools.start(RANK.format(rank=rank), "a") for rank in range(2)]
+    assert [rank.line() for rank in ranks] == ["made"] * 2
+    ranks[0].tell()
+    wait_until(lambda: [each.missing for each in pools.view("trainers").forming] == [(1,)], "rank 1 is waited for")
+    assert pools.holders() == NONE
+    ranks[1].tell()
+    assert [rank.line() for rank in ranks] == ["inside"] * 2
+    ranks[0].tell()
+    assert ranks[0].line() == "out"
+    assert pools.holders() == ("a", "")
+    ranks[1].tell()
+    assert ranks[1].line() == "out"
+    assert pools.holders() == NONE
+    assert pools.grants("trainers") == [("a", "train")]
 
 
 async def test_each_method_holds_what_it_uses(pools: Pools, worker: Worker) -> None:

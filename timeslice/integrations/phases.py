@@ -52,9 +52,12 @@ class PhaseCallback:
 
     ``close`` ends all phases. It also runs at the exit of the process, so that a driver that fails in mid-phase does
     not keep the devices; one that is killed keeps them for its lease at most.
+
+    ``gang`` as of ``timeslice.hold``: for the ranks of a program, which all begin and end the same phases.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, gang: bool | None = None) -> None:
+        self._gang = gang
         self._groups = {"trainer": _group(TRAINER_GROUP), "sampler": _group(SAMPLER_GROUP)}
         self._hint = ""
         self._client = self._connect() if any(self._groups.values()) else None
@@ -143,7 +146,7 @@ class PhaseCallback:
         self._changing = threading.Lock()
         self._open: list[tuple[str, str, ExitStack]] = []
         client = self._client
-        pools = {group: _Pool(client, group) for group in self._groups.values() if group and client}
+        pools = {group: _Pool(client, group, self._gang) for group in self._groups.values() if group and client}
         self._roles = {role: [pools[group]] if group else [] for role, group in self._groups.items()}
         self._roles["both"] = list(pools.values())  # the trainer's first, as everybody takes them
 
@@ -156,8 +159,8 @@ def _group(variable: str) -> str | None:
 class _Pool:
     """One group as this driver uses it: the phases that run now share one hold."""
 
-    def __init__(self, client: Client, group: str) -> None:
-        self._client, self._group = client, group
+    def __init__(self, client: Client, group: str, gang: bool | None) -> None:
+        self._client, self._group, self._gang = client, group, gang
         self._changing = threading.Lock()
         self._phases = 0
         self._held: tuple[Hold, Lease] | None = None
@@ -165,7 +168,7 @@ class _Pool:
     def enter(self, phase: str) -> None:
         with self._changing:  # a second phase waits here for the grant that the first one waits for
             if self._held is None:
-                hold = self._client.hold(self._group, phase=phase)
+                hold = self._client.hold(self._group, phase=phase, gang=self._gang)
                 self._held = hold, hold.__enter__()
             elif self._held[1].lost.is_set():
                 self._held[1].ensure_held()  # raises

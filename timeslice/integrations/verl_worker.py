@@ -5,7 +5,7 @@
     class Worker(TimesliceWorkerMixin, ActorRolloutRefWorker): ...
 
 For trainers that call their workers without hooks of their own, such as those of ``fsdp_workers`` up to veRL 0.7.
-All ranks of a worker group hold together, as a gang: veRL sets ``RANK`` and ``WORLD_SIZE`` for each.
+All ranks of a worker group hold together, as a gang: veRL calls each of them, and sets ``RANK`` and ``WORLD_SIZE``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TimesliceWorkerMixin:
     ``trainer_mode`` or ``sleep``. What veRL registered about a method is kept."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        self.timeslice_phases = PhaseCallback()
+        self.timeslice_phases = PhaseCallback(gang=True)
         self.timeslice_generates = False
         super().__init__(*arguments, **named)
 
