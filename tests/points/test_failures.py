@@ -127,6 +127,32 @@ def test_the_server_goes_away(proxy: Proxy, face: Face, world: World, monkeypatc
     assert (world.holder(), world.queue()) == ("b", [])
 
 
+def test_a_yield_that_arrives_too_late(proxy: Proxy, face: Face, world: World) -> None:
+    """The server was away until the lease had run out and the rival was in. Off the device nothing was lost by that:
+    the point goes on to wait for its turn."""
+    client, batch = face.client(url=proxy.url, job="a"), threading.Event()
+    lease = got(face.acquire(client, "g", lock_only=True, lease=1))
+    rival = face.acquire(face.client(job="b"), "g", lock_only=True)
+    world.until_queued("b")
+    asked = iter([proxy.cut])
+
+    def ready() -> bool:
+        for cut in asked:
+            cut()
+        return batch.is_set()
+
+    point = at_point(face, lease, ready=ready)
+    between = got(rival)
+    proxy.heal()
+    wait_until(lambda: client.renewer._errands == [], "the yield was answered")
+    batch.set()
+    world.until_queued("a")
+    assert not lease.lost.is_set()
+    face.give_up(between)
+    assert got(point) is True
+    lease.ensure_held()
+
+
 def test_without_an_answer_nobody_is_let_in_and_the_body_goes_on(proxy: Proxy, face: Face, world: World) -> None:
     """A point that can't ask who waits yields nothing, and asks no more until the renewal thread has had an answer."""
     lease = got(face.acquire(face.client(url=proxy.url, job="a"), "g", lock_only=True))
