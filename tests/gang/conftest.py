@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.client.conftest import face, proxy, world  # noqa: F401 - fixtures
 from tests.gang.lab import GangLab
 from timeslice.embedded import EmbeddedServer
 

@@ -10,6 +10,7 @@ Events LeaseYielded, and what advance and reap emit
 --]]
 -- @include group waiters gangs residency lease advance
 local lease, token, rank = ARGV[2], ARGV[3], ARGV[6]
+local this_rank = lease .. '/' .. rank
 
 -- Takes a rank out; true if it was the last one inside.
 local function leave()
@@ -17,7 +18,11 @@ local function leave()
   if party and party.renewed ~= 'left' then
     party.renewed = 'left'
     party_set(lease, rank, party)
-    redis.call('ZREM', alive_key, lease .. '/' .. rank)
+    redis.call('ZREM', alive_key, this_rank)
+    remember_ended(this_rank)
+    if party.id ~= UNKNOWN then
+      remember_ended(party.id) -- a late repeat of its join must not begin a new round
+    end
     return redis.call('HINCRBY', waiters_key, lease .. '/left', 1) >= tonumber(S.gang)
   end
   return false
@@ -28,10 +33,9 @@ local number = token == '' and 0 or check_number('token', tonumber(token))
 -- As for a renewal: less than our token means that the server forgot our grant. Then the lease stood until now.
 local forgotten = S.token < number and S.swap_id < number and S.fence <= number and not has_ended(lease)
 local mine = S.lease_id == lease and (token == '' or S.token == number)
-local last_word = 'rank ' .. rank .. ' gave it up after the server had lost data'
 if not mine and not forgotten then
   local by, why = taken_by(lease)
-  if has_ended(lease) and by == '' and (why == '' or why == last_word) then
+  if has_ended(this_rank) or (has_ended(lease) and by == '' and why == '') then
     local pending = redis.call('ZCARD', queue_key)
     return { 'ok', pending, pending == 0 and 1 or 0, S.counter }
   end
@@ -56,7 +60,8 @@ elseif S.lease_id == '' then
 end
 remember_ended(lease)
 if rank ~= '' and forgotten then
-  gang_tell(lease, last_word) -- nobody can say any more who is inside
+  remember_ended(this_rank)
+  gang_tell(lease, 'rank ' .. rank .. ' gave it up after the server had lost data') -- who is inside, nobody can say
 end
 local pending = redis.call('ZCARD', queue_key)
 if pending > 0 then
