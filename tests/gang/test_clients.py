@@ -12,7 +12,13 @@ import timeslice
 from tests.client.faces import Face
 from tests.client.world import World
 from tests.support.jobs import DEADLINE_S, wait_until
-from timeslice.errors import AcquireTimeoutError, CancelledByOperatorError, GangEndedError, LeaseLostError
+from timeslice.errors import (
+    AcquireTimeoutError,
+    CancelledByOperatorError,
+    DeadlockError,
+    GangEndedError,
+    LeaseLostError,
+)
 from timeslice.locks import scripts
 from timeslice.locks.loader import load
 from timeslice.torture.proxy import Proxy
@@ -175,3 +181,34 @@ def test_a_cancelled_wait_ends_the_gang_s(world: World) -> None:
     assert "GangEndedError: group g: the gang of job a is over, so rank 1 waits no longer: rank 0" in asyncio.run(
         main()
     )
+
+
+def test_a_gang_that_would_wait_in_a_circle_is_told_so(world: World) -> None:
+    """Both jobs hold what the other wants: the one out of order withdraws, all its ranks go on with an error."""
+    inside = threading.Barrier(3, timeout=DEADLINE_S)
+
+    def rank(number: int) -> str:
+        client = timeslice.Client(world.url, job="a")
+        options: dict[str, Any] = {"lock_only": True, "rank": number, "world_size": 2}
+        with client.hold("samplers", **options):
+            inside.wait()
+            try:
+                client.hold("trainers", **options).__enter__()
+            except (DeadlockError, GangEndedError) as error:
+                return f"{type(error).__name__}: {error}"
+            return "entered"
+
+    def other() -> str:
+        client = timeslice.Client(world.url, job="b")
+        with client.hold("trainers", lock_only=True):
+            inside.wait()
+            with client.hold("samplers", lock_only=True, timeout=DEADLINE_S):
+                return "entered"
+
+    with ThreadPoolExecutor(3) as pool:
+        b = pool.submit(other)
+        told = sorted(pool.map(rank, (0, 1)))
+        assert b.result(DEADLINE_S) == "entered"
+    assert told[0].startswith("DeadlockError: group trainers: nobody in this circle could ever go on")
+    assert told[1].startswith(("DeadlockError", "GangEndedError"))
+    assert told[1].startswith("DeadlockError") or "it would wait in a circle" in told[1]
