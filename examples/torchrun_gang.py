@@ -95,6 +95,7 @@ def run(rounds: int) -> dict[str, Any]:
     """Both jobs, until they end."""
     with stack() as (local, folder), ExitStack() as running:
         device = folder / "run" / "devices" / GROUP
+        print(f"starting {len(JOBS)} torchrun jobs of {RANKS} ranks; loading PyTorch takes seconds", file=sys.stderr)
         jobs = {job: start(job, folder, device, rounds, local.url) for job in JOBS}
         for process in jobs.values():
             running.callback(process.wait)
