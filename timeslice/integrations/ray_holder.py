@@ -134,7 +134,7 @@ class Turn:
 
     async def _hold(self, client: AsyncClient, place: Place) -> None:
         try:
-            async with client.hold(*place.groups, job=place.job, phase=place.phase) as leases:
+            async with client.hold(*place.groups, job=place.job, phase=place.phase, gang=False) as leases:
                 self.granted.set_result(leases if isinstance(leases, tuple) else (leases,))
                 await self._over.wait()
         except Exception as error:
