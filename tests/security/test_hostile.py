@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,24 @@ STATE = (
         "unheard",
         "quiet_until_ms",
     ),
+    *("gang", "point_token", "max_point", "yield_at"),
 )
+GANG = [
+    b"w/world",
+    b"w/name",
+    b"w/arrived",
+    b"w/left",
+    b"w/score",
+    b"w/party/0",
+    b"w/party/1",
+    b"w/gang",
+    b"@g.a.2",
+    b"w/0",
+]
 NAMES = st.sampled_from([b"a", b"b1", b"n1", b"@", STEERING.encode(), b"\xff", b"x" * 400])
-FIELDS = st.builds(
-    lambda *parts: b"/".join(parts), NAMES, NAMES, st.sampled_from([b"state", b"residency", b"token", b"1"])
+FIELDS = st.one_of(
+    st.builds(lambda *parts: b"/".join(parts), NAMES, NAMES, st.sampled_from([b"state", b"residency", b"token", b"1"])),
+    st.sampled_from(GANG),
 )
 
 
@@ -101,6 +116,12 @@ def calls(group: GroupKeys) -> Iterator[scripts.Call[Any]]:
     yield look(group)
     yield scripts.acquire(group, request)
     yield scripts.renew(group, request, 7)
+    rank = replace(request, party=scripts.Party("g", 0, 2))
+    yield scripts.join(group, rank)
+    yield scripts.join(group, replace(rank, waiter="v"), gang="w")
+    yield scripts.renew(group, rank, 7)
+    yield scripts.gang_point(group, "w", 0, 1, 0)
+    yield scripts.yield_(group, "w", 7, rank=0)
     yield scripts.register(group, "a", "n1", 1, "{}")
     yield scripts.heartbeat(group, "n1", 15_000, vouch="w")
     yield scripts.report(group, "n1", 1, [scripts.Observed("a", "resident", 1, 1)], [scripts.Exited("a", 1, 1)])

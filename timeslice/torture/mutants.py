@@ -165,20 +165,11 @@ MUTANTS: Mapping[str, Mutant] = {
                 "redis.call('XADD', key, '*', 'kind', 'poke',",
             ),
             Edit(
-                "acquire.lua",
-                "grant(waiter, record, how, 0, waiter)",
-                "grant(waiter, record, how, 0, waiter)\n    S.told = true",
+                "asking.lua",
+                "return grant(waiter, record, how, 0, waiter)",
+                "S.told = true\n    return grant(waiter, record, how, 0, waiter)",
             ),
-            Edit(
-                "acquire.lua",
-                "if S.lease_id == waiter then\n  return",
-                "if S.lease_id == waiter and S.told then\n  return",
-            ),
-            Edit(
-                "acquire.lua",
-                "digits(tonumber(redis.call('ZSCORE', queue_key, waiter)))",
-                "digits(tonumber(redis.call('ZSCORE', queue_key, waiter) or 0))",
-            ),
+            Edit("asking.lua", "if S.lease_id == waiter then\n", "if S.lease_id == waiter and S.told then\n"),
         ],
     ),
     "last-in-first-out": Mutant(

@@ -14,7 +14,7 @@ local function give_up(gang, rank)
   local world = redis.call('HGET', waiters_key, gang .. '/world')
   local forms = world and not redis.call('ZSCORE', queue_key, gang)
   gang_end(gang, party_named(gang, rank) .. ' gave up' .. (why == '' and '' or ': ' .. why)
-    .. (forms and '; ' .. ranks_missing(gang, tonumber(world)) or ''))
+    .. (forms and '; ' .. ranks_missing(gang, world_of(world)) or ''))
 end
 
 begin(true, FIELD_MAX)

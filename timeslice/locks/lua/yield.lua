@@ -23,7 +23,7 @@ local function leave()
     if party.id ~= UNKNOWN then
       remember_ended(party.id) -- a late repeat of its join must not begin a new round
     end
-    return redis.call('HINCRBY', waiters_key, lease .. '/left', 1) >= tonumber(S.gang)
+    return redis.call('HINCRBY', waiters_key, lease .. '/left', 1) >= world_of(S.gang)
   end
   return false
 end

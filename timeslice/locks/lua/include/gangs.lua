@@ -105,7 +105,7 @@ local function waiter_drop(waiter)
   local record = redis.call('HMGET', waiters_key, waiter .. '/world', waiter .. '/name', waiter .. '/job')
   if record[1] then
     gang_formed(waiter, record[2] or '', record[3] or '', record[1])
-    gang_forget(waiter, math.min(tonumber(record[1]) or 0, WORLD_MAX))
+    gang_forget(waiter, world_of(record[1]))
   end
   waiter_remove(waiter)
 end

@@ -122,9 +122,14 @@ local function ask_all_nodes()
   set('unheard', unheard)
 end
 
+-- How many ranks a gang has, as stored: whatever stands there, no script looks for more than it can.
+local function world_of(text)
+  return math.min(tonumber(text) or 0, WORLD_MAX)
+end
+
 -- The ranks inside that have renewed by themselves, and may do so again, did it at this time.
 local function parties_renewed(at_ms)
-  for rank = 0, math.min(tonumber(S.gang) or 0, WORLD_MAX) - 1 do
+  for rank = 0, world_of(S.gang) - 1 do
     local field = S.lease_id .. '/party/' .. rank
     local party = redis.call('HGET', waiters_key, field)
     if party and string.find(party, ' [1-9]%d*$') then

@@ -50,7 +50,7 @@ end
 
 local function clear_lease()
   if S.gang ~= '' then
-    gang_forget(S.lease_id, math.min(tonumber(S.gang) or 0, WORLD_MAX))
+    gang_forget(S.lease_id, world_of(S.gang))
     set('gang', '')
   end
   set('lease_id', '')
