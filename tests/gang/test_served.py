@@ -171,14 +171,40 @@ def test_the_clock_goes_back_or_the_server_is_away(lab: GangLab) -> None:
         assert isinstance(waiting[1].ask(), Queued)
         assert isinstance(ranks[0].renew(), Renewed)
         lab.pass_time(9)
-        assert isinstance(ranks[1].renew(), Renewed)
         assert isinstance(waiting[0].ask(), Queued)
+        lab.pass_time(9)
+        assert isinstance(ranks[1].renew(), Renewed)
         for rank in ranks:
             rank.leave()
         lab.pass_time(40)
         lab.grant("z1")
         lab.release("z1", lab.number("token"))
         assert lab.leftovers() == NOTHING
+
+
+def test_an_agent_vouches_on_after_an_outage(lab: GangLab) -> None:
+    """A rank that could not renew by itself before the server went away need not do so at once when it is back."""
+    lab.join("n1")
+    ranks = lab.holding(2, served=True)
+    lab.jump(3600)
+    for _ in range(5):
+        beat(lab, "n1", ranks[0].gang, 0, 1)
+        lab.pass_time(9)
+    assert isinstance(ranks[0].renew(), Renewed)
+
+
+def test_after_a_failover_each_rank_renews_before_it_is_vouched_for(lab: GangLab) -> None:
+    """The new server may have lost a rank's yield; that its process runs proves nothing then."""
+    lab.join("n1")
+    ranks = lab.holding(2, served=True)
+    lab.plant(server="another", clock_ms=lab.view.now_ms - 100)
+    assert isinstance(ranks[0].renew(), Renewed)
+    for _ in range(4):
+        lab.pass_time(9)
+        beat(lab, "n1", ranks[0].gang, 0, 1)
+    lost = ranks[0].renew()
+    assert isinstance(lost, Lost)
+    assert "rank 1" in lost.reason
 
 
 def test_a_gang_is_granted_in_one_call_if_its_job_is_resident(lab: GangLab) -> None:

@@ -71,6 +71,23 @@ def test_a_rank_that_left_is_not_inside_any_more(lab: GangLab) -> None:
     assert lab.holder == ""
 
 
+def test_a_rank_that_had_left_has_yielded_whatever_became_of_the_others(lab: GangLab) -> None:
+    """Its repeated yield is answered like the first, though another rank's death ended the lease meanwhile."""
+    ranks = lab.holding(2)
+    assert isinstance(ranks[0].leave(), Yielded)
+    ranks[1].give_up()
+    assert isinstance(ranks[0].leave(), Yielded)
+
+
+def test_a_late_repeat_of_the_first_call_begins_no_new_round(lab: GangLab) -> None:
+    """The network brings it again when the rank, or all ranks, have done with the lease."""
+    ranks = lab.holding(2)
+    for rank in ranks:
+        rank.leave()
+        assert isinstance(ranks[0].ask(gang=""), Ended)
+    assert lab.leftovers() == NOTHING
+
+
 @pytest.mark.parametrize("silent", [0, 1])
 def test_the_lease_ends_for_all_when_one_rank_is_silent(lab: GangLab, silent: int) -> None:
     """However often the others renew; they are told who it was. What a repeated yield then says is that it is lost."""
