@@ -49,7 +49,7 @@ from timeslice.integrations.ray import TimesliceActor, runtime_env, share
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
-from timeslice.up import LocalStack
+from timeslice.up import LocalStack, private_environment
 
 SAMPLERS, TRAINERS = GROUPS = ("samplers", "trainers")
 JOBS = ("a", "b")
@@ -184,17 +184,16 @@ class Cluster:
 
     def __init__(self, folder: Path, stack: ExitStack, work: Work, steps: int) -> None:
         self.folder, self.stack, self.work, self.steps = folder, stack, work, steps
-        for name in [name for name in os.environ if name.startswith(("TIMESLICE_", "RAY_"))]:
+        stack.enter_context(private_environment(folder))
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
             del os.environ[name]
         os.environ.update(ONE_THREAD)
-        os.environ["TIMESLICE_RUNTIME_DIR"] = str(folder / "run")
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # Ray would write one into the home directory
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         logging.getLogger("ray").setLevel(logging.ERROR)
         # Room for the state of one job and a half.
-        self.local = LocalStack({group: size * 3 // 2 for group, size in state_bytes(work).items()})
-        stack.callback(self.local.stop)
-        self.local.start()
+        capacities = {group: size * 3 // 2 for group, size in state_bytes(work).items()}
+        self.local = stack.enter_context(LocalStack(capacities))
         self.redis = SyncDriver(self.local.url)
         stack.callback(self.redis.close)
         stack.callback(ray.shutdown)

@@ -79,16 +79,14 @@ def start(job: str, folder: Path, device: Path, rounds: int, url: str) -> subpro
 @contextmanager
 def stack() -> Iterator[tuple[Any, Path]]:
     """A server, coordinator and agent of this example's own, with one emulated device."""
-    from timeslice.up import LocalStack
+    from timeslice.up import LocalStack, private_environment
 
-    with ExitStack() as opened:
-        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ts-gang-")))
-        for name in [name for name in os.environ if name.startswith("TIMESLICE_")]:
-            del os.environ[name]
-        os.environ["TIMESLICE_RUNTIME_DIR"] = str(folder / "run")
-        local = LocalStack({GROUP: STATE_BYTES * RANKS * 3 // 2})
-        opened.callback(local.stop)
-        yield local.start(), folder
+    with (
+        tempfile.TemporaryDirectory(prefix="ts-gang-") as name,
+        private_environment(Path(name)),
+        LocalStack({GROUP: STATE_BYTES * RANKS * 3 // 2}) as local,
+    ):
+        yield local, Path(name)
 
 
 def run(rounds: int) -> dict[str, Any]:

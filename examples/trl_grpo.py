@@ -198,16 +198,14 @@ class Job:
 @contextmanager
 def stack() -> Iterator[tuple[Any, Path]]:
     """A server, coordinator and agent of this example's own, for jobs that move their state themselves."""
-    from timeslice.up import LocalStack
+    from timeslice.up import LocalStack, private_environment
 
-    with ExitStack() as opened:
-        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ts-trl-")))
-        for name in [name for name in os.environ if name.startswith("TIMESLICE_")]:
-            del os.environ[name]
-        os.environ["TIMESLICE_RUNTIME_DIR"] = str(folder / "run")
-        local = LocalStack({GROUP: 0})
-        opened.callback(local.stop)
-        yield local.start(), folder
+    with (
+        tempfile.TemporaryDirectory(prefix="ts-trl-") as name,
+        private_environment(Path(name)),
+        LocalStack({GROUP: 0}) as local,
+    ):
+        yield local, Path(name)
 
 
 def compare(names: Sequence[str], steps: int, verifier_s: float | None, seed: int) -> dict[str, Any]:

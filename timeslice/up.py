@@ -13,8 +13,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from timeslice.agent.service import AgentOptions, run_agent
@@ -138,6 +139,14 @@ class LocalStack:
         self._inherited = set()
         return self
 
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
     def _take_over(self) -> None:
         """Go on with what one that was killed left, where living processes have memory; remove it elsewhere."""
         folders = self._device_folders()
@@ -245,6 +254,25 @@ class LocalStack:
         (self._folder / "up.lock").unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = None
+
+
+@contextlib.contextmanager
+def private_environment(folder: Path) -> Iterator[None]:
+    """Within it a ``LocalStack`` is in ``folder``, whatever runs and is set up for this user otherwise."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("TIMESLICE_")}
+    _set({**dict.fromkeys(before, ""), "TIMESLICE_RUNTIME_DIR": str(folder / "run")})
+    try:
+        yield
+    finally:
+        _set({"TIMESLICE_RUNTIME_DIR": "", **before})
+
+
+def _set(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
 
 
 def _tenants() -> dict[str, set[int]]:

@@ -7,8 +7,8 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -28,7 +28,7 @@ from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
 from timeslice.settings import runtime_dir
-from timeslice.up import LocalStack
+from timeslice.up import LocalStack, private_environment
 
 JOBS = ("a", "b")
 TARGET_BUSY = 0.5  # share of its time that a job alone shall spend on its devices
@@ -87,7 +87,7 @@ def run_demo(options: Options) -> Outcome:
     """Run it all; raises TimeSliceError when a part fails. Leaves nothing behind, however it ends."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timeslice-demo-")))
-        stack.enter_context(_private_environment(folder))
+        stack.enter_context(private_environment(folder))
         return _Demo(options, folder, stack).run()
 
 
@@ -263,25 +263,6 @@ class _Demo:
         if view.reason:
             return f"{view.phase}, {view.reason}"
         return f"job {view.holder} holds it" if view.holder else view.phase
-
-
-@contextmanager
-def _private_environment(folder: Path) -> Iterator[None]:
-    """The demo's server and devices are its own, whatever runs and is set up for this user otherwise."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("TIMESLICE_")}
-    _set({**dict.fromkeys(before, ""), "TIMESLICE_RUNTIME_DIR": str(folder / "run")})
-    try:
-        yield
-    finally:
-        _set({"TIMESLICE_RUNTIME_DIR": "", **before})
-
-
-def _set(variables: Mapping[str, str]) -> None:
-    for name, value in variables.items():
-        if value:
-            os.environ[name] = value
-        else:
-            os.environ.pop(name, None)
 
 
 def _sizes_of(work: Work) -> dict[str, Any]:
