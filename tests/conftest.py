@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 import pytest
 
 from timeslice.embedded import EmbeddedServer
+
+# A process started in the background of a script is deaf for Ctrl-C, and so are its children: tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ServerFactory = Callable[..., EmbeddedServer]
 NeedsTool = Callable[[str], str]

@@ -12,6 +12,7 @@ import timeslice
 from tests.client.faces import Face
 from tests.client.world import World
 from tests.support.jobs import DEADLINE_S, wait_until
+from timeslice.client.gang import find_gang
 from timeslice.errors import (
     AcquireTimeoutError,
     CancelledByOperatorError,
@@ -21,6 +22,7 @@ from timeslice.errors import (
 )
 from timeslice.locks import scripts
 from timeslice.locks.loader import load
+from timeslice.locks.scripts import Party, Request
 from timeslice.torture.proxy import Proxy
 
 
@@ -52,6 +54,25 @@ def test_all_ranks_have_one_lease(face: Face, world: World) -> None:
         face.give_up(lease)
     assert world.holder() == ""
     assert {lease.state for lease in leases} == {"yielded"}
+
+
+def test_a_rank_that_asks_anew_learns_how_its_round_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it registered its process, which agents did not know yet, another rank gave up: it is told which."""
+    world.serve("g")
+    gang = find_gang(gang=True, rank=0, world_size=3)
+    assert gang
+    other = Request("other", "a", "n2", 7, 8, party=Party(gang.name, 0, 3))
+    client = timeslice.Client(world.url, job="a", prefix=world.keys.prefix)
+    register = client._register
+
+    def register_late(*arguments: Any) -> Any:
+        world.run(scripts.cancel(world.group(), "other", why="no patience"))
+        return register(*arguments)
+
+    monkeypatch.setattr(client, "_register", register_late)
+    world.run(scripts.join(world.group(), other))
+    with client, pytest.raises(GangEndedError, match=r"rank 0 \(process 7 on node n2\) gave up: no patience"):
+        client.acquire("g", rank=1, world_size=3, timeout=DEADLINE_S)
 
 
 def test_no_body_runs_without_the_others(world: World) -> None:

@@ -20,6 +20,14 @@ def freed(before: Devices, after: Devices) -> dict[str, int]:
     return {name: max(size, 0) for name, size in gained.items()}
 
 
+def may_have(devices: Devices, pids: Collection[int]) -> bool:
+    """Whether some of what is in use there could be these processes': what the holders that are told do not explain."""
+    return any(
+        device.total_bytes - device.free_bytes > sum(size for pid, size in device.holders if pid not in pids)
+        for device in devices
+    )
+
+
 def shortage(devices: Devices, footprint: Mapping[str, int], need: int, own: Collection[int]) -> str:
     """Why a job can't come back now, naming who holds the memory; '' when it fits. What its ``own`` processes hold
     is no obstacle.

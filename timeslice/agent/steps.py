@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from timeslice import metrics
 from timeslice.agent.calling import Caller, Deadline
-from timeslice.agent.devices import Devices, freed, shortage
+from timeslice.agent.devices import Devices, freed, may_have, shortage
 from timeslice.agent.memory import HostMemory
 from timeslice.agent.presence import FREE_S, Presence, Presences
 from timeslice.agent.state import ERROR_LENGTH, Answer, Note, Seen, Undo
@@ -202,11 +202,14 @@ class Steps:
     async def _check_freed(self, job: Presence, before: Devices, deadline: Deadline) -> dict[str, int]:
         """Bytes freed on each device. BackendError(transient) when it stays less than the backend promised."""
         had, share = job.probe.device_bytes, job.backend.capabilities().freed_share
+        on_devices = may_have(before, {target.pid for target in job.job.targets})
         wait = deadline.within(FREE_S)
         while True:
             got = freed(before, await self._measure(deadline))
             total = sum(got.values())
-            if not before:  # no device that could be asked: the backend's own measure of the job
+            if not on_devices:
+                # There is no device that could be asked, or its state is known to lie elsewhere, such as tensors of a
+                # CPU beside an emulated device: the backend's own measure of the job.
                 total = had - (await self._probe(job, deadline)).device_bytes
             if total >= share * had:
                 return got

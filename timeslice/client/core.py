@@ -192,8 +192,11 @@ class BaseClient(Generic[LeaseT, DriverT]):
         started = time.monotonic()
         registered_at = -math.inf
         checked = request.lock_only
+        gang = ""
 
         def note(queued: Queued) -> None:
+            nonlocal gang
+            gang = queued.gang
             self.raise_floor(keys.name, queued.counter)
             if not queued.registered and queued.mode == "served" and time.monotonic() > registered_at + 1:
                 raise _Unregistered
@@ -208,6 +211,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                     flows.acquire(
                         keys,
                         request,
+                        gang=gang,
                         floor=floor,
                         timeout_s=left,
                         limit_s=limit,

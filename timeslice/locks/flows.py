@@ -63,6 +63,7 @@ def acquire(
     group: GroupKeys,
     request: Request,
     *,
+    gang: str = "",
     floor: int = 0,
     timeout_s: float | None = None,
     limit_s: float | None = None,
@@ -72,6 +73,7 @@ def acquire(
 ) -> Generator[Op, Any, Grant]:
     """Wait for the group. ``note`` is told at each refresh why the waiter still waits; what it raises ends the wait.
 
+    ``gang`` is the one that a rank was told of by an earlier flow with this request, so that it learns how that ended.
     ``limit_s`` is what the user gave, of which ``timeout_s`` is left; it is only named in the error.
     ``held`` tells what the waiter holds elsewhere; it is asked only when there is a wait.
     Raises AcquireTimeoutError after ``timeout_s``, DeadlockError (in both cases the entry is withdrawn first),
@@ -81,7 +83,7 @@ def acquire(
     """
     watch = Watch(group, request.waiter, held)
     try:
-        grant = yield from _acquire(group, request, floor, timeout_s, limit_s, note, watch, clock)
+        grant = yield from _acquire(group, request, gang, floor, timeout_s, limit_s, note, watch, clock)
     except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GangEndedError):
         yield from watch.clear()
         raise
@@ -92,6 +94,7 @@ def acquire(
 def _acquire(
     group: GroupKeys,
     request: Request,
+    gang: str,
     floor: int,
     timeout_s: float | None,
     limit_s: float | None,
@@ -103,7 +106,7 @@ def _acquire(
     until = None if timeout_s is None else started + timeout_s
     score, after, down_since = "", "0-0", None
     queued: Queued | None = None
-    by = gang = ""
+    by = ""
 
     def left() -> float:
         return PATIENCE_S if until is None else until - clock()

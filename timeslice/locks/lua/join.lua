@@ -13,7 +13,6 @@ Events LeaseGranted, WaiterQueued, GangForming, and what advance and reap emit
 local id, gang, name, rank, world = ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
 local job, host, pid, start, wanted_mode = ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[15]
 local ttl_ms = tonumber(ARGV[14])
-local TOLD = 8 -- arrivals: the first and the last, so that a large gang does not fill the stream of events
 
 -- This rank is one of the gang. Who had asked as the same rank is over: a process that was started again.
 local function arrive(old)
@@ -112,7 +111,8 @@ else
     end
   else
     waits = ranks_missing(gang, world)
-    if not party and (arrived == 1 or world - arrived <= TOLD) then
+    -- Once, and only of a round that a rank has waited in for a while: each hold of a gang forms for a moment.
+    if party and party.id == id and redis.call('HSETNX', waiters_key, gang .. '/told', '1') == 1 then
       emit('GangForming', 'job', job, 'waiter', gang, 'rank', rank, 'arrived', digits(arrived),
         'world', ARGV[6], 'missing', waits)
     end

@@ -1,7 +1,7 @@
 -- Gangs: the ranks of one program, which wait and hold as one. Needs group, waiters.
 -- In the waiters hash beside the gang's own record: `<gang>/party/<rank>` -> "id host pid start renewed", where renewed
--- is when that rank last renewed by itself ('-': not yet, 'left': it gave the lease up); `<gang>/arrived`, `<gang>/left`
--- and `<gang>/score`; `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
+-- is when that rank last renewed by itself ('-': not yet, 'left': it gave the lease up); `<gang>/arrived`, `<gang>/left`,
+-- `<gang>/score` and `<gang>/told`; `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
 -- In alive: `<gang>/<rank>` -> that rank's own deadline. Whoever passes it ends the gang for all.
 local NAMED_MAX = 8
 local UNKNOWN = '?' -- who a rank is, as long as it has not come back after data loss
@@ -89,7 +89,7 @@ local function gang_forget(gang, world)
       redis.call('ZREM', alive_key, gang .. '/' .. rank)
     end
   end
-  redis.call('HDEL', waiters_key, gang .. '/arrived', gang .. '/left', gang .. '/score')
+  redis.call('HDEL', waiters_key, gang .. '/arrived', gang .. '/left', gang .. '/score', gang .. '/told')
 end
 
 -- All ranks read why their gang is over; who asks or renews later is told so, too.
