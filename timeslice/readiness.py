@@ -6,18 +6,21 @@ of it: `suspended` lives and comes back by itself, `absent` does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from timeslice.locks.view import GroupView
+from timeslice.locks.view import GroupView, WaiterView
 
 State = Literal["ready", "suspended", "restoring", "waiting", "idle", "faulted", "absent", "unknown"]
 
 # What a job is in several groups: the first of these that it is in one of them.
 _WORST_FIRST: tuple[State, ...] = ("faulted", "unknown", "restoring", "suspended", "waiting", "idle", "ready")
 
+_NO_GROUP = "there is no such group: the name is misspelt, or nobody has served or held it yet"
 _NOTHING = "holds nothing, waits for nothing and has no state there"
+
+LOOKS = 3  # at leases that are others each time, before a job is told not to keep them
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class GroupReadiness:
     phase: str = ""
     residency: str = ""
     reason: str = ""  # why it is not ready
+    lease: str = ""  # which one it holds; what it is outlives no lease
 
     def document(self) -> dict[str, Any]:
         return {
@@ -72,12 +76,50 @@ def in_group(view: GroupView, job: str) -> GroupReadiness:
     stored = view.jobs.get(job)
     residency = (stored.residency if stored else "absent") if view.mode == "served" else ""
     state, reason = _judge(view, job, residency)
-    return GroupReadiness(view.name, state, _phase(view, job), residency, reason)
+    lease = f"{view.state.get('lease_id')} {view.number('token')}" if view.holder == job else ""
+    return GroupReadiness(view.name, state, _phase(view, job), residency, reason, lease)
 
 
-def in_one(job: str, found: GroupReadiness) -> Readiness:
-    """A job in the group that was asked about."""
+def in_one(job: str, group: str, view: GroupView | None) -> Readiness:
+    """A job in the group that was asked about. One that is not there tells nothing of who lives."""
+    found = in_group(view, job) if view and view.exists else GroupReadiness(group, "unknown", reason=_NO_GROUP)
     return Readiness(job, found.state, found.reason, (found,))
+
+
+def in_all(job: str, names: Sequence[str]) -> Generator[str, GroupView | None, Readiness]:
+    """A job in all groups. Each yield asks for a fresh picture of a group: None if it can't be read.
+
+    They are read one after the other, and who takes them by turns would seem to hold all. So it is ready only if all
+    are read again and show the same leases: then it held each of them at the moment between.
+    """
+    found, unread = yield from _read(job, names)
+    for _ in range(LOOKS):
+        before = {each.group: each.lease for each in found}
+        told = in_groups(job, found, unread)
+        if not told.ready or len(names) == 1:
+            return told
+        found, unread = yield from _read(job, names)
+        changed = [each.group for each in found if each.lease != before.get(each.group)]
+        if not changed:
+            return in_groups(job, found, unread)
+    return in_groups(job, [_passing(each) if each.group in changed else each for each in found], unread)
+
+
+def _read(job: str, names: Sequence[str]) -> Generator[str, GroupView | None, tuple[list[GroupReadiness], list[str]]]:
+    found, unread = [], []
+    for name in names:
+        view = yield name
+        if view is None:
+            unread.append(name)
+        else:
+            found.append(in_group(view, job))
+    return found, unread
+
+
+def _passing(found: GroupReadiness) -> GroupReadiness:
+    if found.state != "ready":
+        return found
+    return replace(found, state="waiting", reason="came and went while its other groups were looked at")
 
 
 def in_groups(job: str, groups: Sequence[GroupReadiness], unread: Sequence[str] = ()) -> Readiness:
@@ -94,7 +136,7 @@ def in_groups(job: str, groups: Sequence[GroupReadiness], unread: Sequence[str] 
 
 def _judge(view: GroupView, job: str, residency: str) -> tuple[State, str]:
     held = view.holder == job
-    waits = any(waiter.job == job and waiter.alive for waiter in view.queue)
+    waits = _request(view, job)
     if residency == "faulted":
         return "faulted", "where its device state is can't be told; see: timeslice doctor"
     if held and view.state.get("confirmed") == "1" and not view.swap and residency in {"resident", ""}:
@@ -107,15 +149,22 @@ def _judge(view: GroupView, job: str, residency: str) -> tuple[State, str]:
     if residency == "restoring" or (view.swap and view.state.get("swap_job") == job):
         return "restoring", f"its state is being brought in{_step(view)}"
     if residency in {"suspending", "suspended"}:
-        return "suspended", _obstacle(view, job, waits=waits)
+        return "suspended", _obstacle(view, job, waits)
     if held or waits:
-        return "waiting", _obstacle(view, job, waits=waits)
+        return "waiting", _obstacle(view, job, waits)
     if residency == "resident" or _nodes(view, job):
-        return "idle", _obstacle(view, job, waits=waits)
+        return "idle", _obstacle(view, job, waits)
     return "absent", _NOTHING
 
 
-def _obstacle(view: GroupView, job: str, *, waits: bool) -> str:
+def _request(view: GroupView, job: str) -> WaiterView | None:
+    """What it waits with; a gang that forms only if nothing of the job is further."""
+    return next((each for each in (*view.queue, *view.forming) if each.job == job and each.alive), None)
+
+
+def _obstacle(view: GroupView, job: str, waits: WaiterView | None) -> str:
+    if waits in view.forming and view.holder != job:
+        return waits.forms
     if view.swap:
         return f"state is being moved for {view.state.get('swap_job') or 'nobody'}{_step(view)}"
     if view.holder == job:
@@ -139,7 +188,8 @@ def _phase(view: GroupView, job: str) -> str:
         return view.state.get("label", "")
     if job in view.jobs and (told := view.jobs[job].phase):
         return told
-    return next((waiter.label for waiter in view.queue if waiter.job == job and waiter.alive), "")
+    waits = _request(view, job)
+    return waits.label if waits else ""
 
 
 def _nodes(view: GroupView, job: str) -> set[str]:

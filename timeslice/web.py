@@ -27,7 +27,7 @@ from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
 from timeslice.locks.view import GroupView, look
 from timeslice.names import check_name, is_name
-from timeslice.readiness import GroupReadiness, Readiness, in_group, in_groups, in_one
+from timeslice.readiness import Readiness, in_all, in_one
 
 log = logging.getLogger("timeslice.web")
 T = TypeVar("T")
@@ -38,6 +38,7 @@ LOOK_S = 2.0  # the longest time that a probe waits for the server
 CONNECTION_S = 10.0  # to send a request and take the answer
 CONNECTIONS = 200
 HEAD_BYTES = 8 << 10
+BODY_BYTES = 1 << 20  # taken from who sends what nobody asked for, so that he can read his answer
 PATHS = ("/healthz", "/metrics", "/jobs/JOB/ready", "/jobs/JOB/ready?group=GROUP")
 
 _REQUEST = re.compile(r"([A-Z]+) (\S+) HTTP/1\.[01]")
@@ -105,14 +106,19 @@ class _Jobs:
         names = await self._names.get()
         views = self._views = {name: self._views.get(name) or self._latest(name) for name in names}
         if group is not None:
-            return in_one(job, in_group(await views[group].get(), job) if group in views else _no_group(group))
-        found, unread = [], []
-        for name in names:
-            try:
-                found.append(in_group(await views[name].get(), job))
-            except (ServerUnsuitableError, UsageError):
-                unread.append(name)  # another tenant's, or spoilt; no reason to be silent about the others
-        return in_groups(job, found, unread)
+            return in_one(job, group, await views[group].get() if group in views else None)
+        asking = in_all(job, names)
+        view: GroupView | None = None
+        try:
+            while True:
+                name = asking.send(view)
+                try:
+                    view = await views[name].get()
+                except (ServerUnsuitableError, UsageError):
+                    view = None  # another tenant's, or spoilt; no reason to be silent about the others
+        except StopIteration as end:
+            found: Readiness = end.value
+            return found
 
     async def _read_names(self) -> list[str]:
         (members,) = await self._driver.pipe([("SMEMBERS", self._keys.groups)], deadline_s=LOOK_S)
@@ -161,7 +167,9 @@ class Web:
             async with asyncio.timeout(CONNECTION_S):
                 answer, method = await self._hear(reader)
                 writer.write(answer.encode(body=method != "HEAD"))
+                writer.write_eof()
                 await writer.drain()
+                await _drop(reader)  # a connection that is closed before all is read is reset, and the answer lost
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
@@ -223,16 +231,19 @@ class Web:
         return _json(HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE, found.document())
 
 
+async def _drop(reader: asyncio.StreamReader) -> None:
+    """What still comes, until the client has closed or sent too much."""
+    left = BODY_BYTES
+    while left > 0 and (part := await reader.read(left)):
+        left -= len(part)
+
+
 async def _alive() -> Answer:
     return _json(HTTPStatus.OK, {"alive": True})
 
 
 async def _metrics() -> Answer:
     return Answer(HTTPStatus.OK, generate_latest(), CONTENT_TYPE_LATEST)
-
-
-def _no_group(name: str) -> GroupReadiness:
-    return GroupReadiness(name, "absent", residency="absent", reason="there is no such group")
 
 
 def _group(query: str) -> str | None:

@@ -23,10 +23,17 @@ __all__ = ["cli", "folder", "job", "up", "world"]
 DEADLINE_S = 30.0
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Of this test run's own: bound here for good, so that nobody else gets it. Who sets SO_REUSEADDR, as a daemon
+    does, may listen there all the same."""
+    found = socket.socket()
+    _reserved.append(found)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("127.0.0.1", 0))
+    return int(found.getsockname()[1])
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from click.testing import CliRunner
 
 from tests.cli.conftest import Cli, World, eventually
+from tests.security.conftest import GROUP, OTHER, Users, guarded, users
 from timeslice.cli.main import main
 from timeslice.locks import scripts
+
+__all__ = ["guarded", "users"]
 
 
 def test_the_exit_code_says_it_and_the_table_why(cli: Cli, world: World) -> None:
@@ -26,6 +31,23 @@ def test_the_exit_code_says_it_and_the_table_why(cli: Cli, world: World) -> None
     misspelt = cli("ready", "a", "--group", "sampler")
     assert misspelt.exit_code == 3
     assert "did you mean samplers" in misspelt.stderr
+
+
+def test_it_says_what_it_may_not_read(users: Users) -> None:
+    """As the port does: a job that only another tenant's group may know is not called absent."""
+    admin = World(users.server.url, users.prefix)
+    admin.hold_lock_only(GROUP, "a")
+    admin.hold_lock_only(OTHER, "b")
+    cli = Cli(users.url("agent"), users.prefix)
+    try:
+        known = cli("ready", "a")
+        assert known.exit_code == 0
+        assert f"can't read {OTHER}" in known.stderr
+        result = cli("ready", "b", "--json")
+        document = json.loads(result.stdout)
+        assert (result.exit_code, document["state"], document["unread"]) == (1, "unknown", [OTHER])
+    finally:
+        admin.driver.close()
 
 
 def test_the_job_may_come_from_the_environment(cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from timeslice.locks.view import GroupView, JobView, MemberView, NodeView, WaiterView
 from timeslice.models import GroupConfig
-from timeslice.readiness import GroupReadiness, State, in_group, in_groups
+from timeslice.readiness import GroupReadiness, State, in_group, in_groups, in_one
 
 NOW = 1_000_000
 HELD = {"lease_id": "w", "job": "a", "confirmed": "1", "deadline_ms": str(NOW + 1), "label": "generate"}
@@ -79,6 +79,7 @@ def test_the_phase_is_what_the_job_said() -> None:
     busy.jobs["a"] = replace(busy.jobs["a"], phase="verify")
     assert in_group(busy, "a").phase == "verify"
     assert in_group(view("suspended", OTHER, waits=True), "a").phase == "eval"
+    assert in_group(view("suspended", OTHER, waits=True, alive=False), "a").phase == ""  # who asked is gone
 
 
 def test_a_sampler_without_weights_is_not_ready() -> None:
@@ -128,3 +129,12 @@ def test_a_job_that_only_unreadable_groups_may_know_is_not_called_absent() -> No
     """A monitor must not take for dead what it could not see."""
     found: Any = in_groups("a", [GroupReadiness("g", "absent")], unread=["theirs"]).document()
     assert (found["state"], found["unread"]) == ("unknown", ["theirs"])
+
+
+def test_a_group_that_is_not_there_tells_nothing_of_a_job() -> None:
+    """Its name is misspelt, or Redis has lost it while its jobs live: nobody should start them again for that."""
+    never_used = replace(view(""), state={})
+    for picture in (None, never_used):
+        found = in_one("a", "g", picture)
+        assert (found.state, "no such group" in found.reason) == ("unknown", True)
+    assert in_groups("a", [in_group(never_used, "a")]).state == "absent"

@@ -63,12 +63,14 @@ def test_a_job_is_ready_in_all_groups_that_know_it_or_in_the_one_asked_about(por
     world.hold_lock_only("trainers", "b")
     assert state(port, "a") == "ready"
     world.acquire("trainers", "a", waiter="w2", lock_only=True)
+    world.driver.client.sadd(world.keys.groups, "no name")  # somebody else's; it is no group that may know a job
+    assert state(port, "c") == "absent"
     found = readiness(port, "a")
     assert (found["state"], found["reason"]) == ("waiting", "trainers: job b holds it")
     assert [(each["group"], each["ready"]) for each in found["groups"]] == [("samplers", True), ("trainers", False)]
     assert state(port, "a", "samplers") == "ready"
     unknown = readiness(port, "a", "sampler")
-    assert [each["residency"] for each in unknown["groups"]] == ["absent"]
+    assert (unknown["state"], [each["group"] for each in unknown["groups"]]) == ("unknown", ["sampler"])
     assert "no such group" in unknown["reason"]
 
 
@@ -166,10 +168,12 @@ def test_a_client_that_says_nothing_is_cut_off(port: int, monkeypatch: pytest.Mo
         (b"\x16\x03\x01\x00\xff\r\n\r\n", 400),
         (b"GET /healthz HTTP/2.0\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431),
+        (b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 400_000, 431),
+        (b"POST /healthz HTTP/1.1\r\n\r\n" + b"x" * 400_000, 405),
     ],
 )
 def test_whatever_comes_is_answered_once_and_the_connection_closed(port: int, sent: bytes, status: int) -> None:
-    """Old clients, proxies, garbage and giant headers."""
+    """Old clients, proxies, garbage, giant headers and bodies: the answer is read to its end, and no reset."""
     answer = raw(port, sent)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     assert answer.count(b"HTTP/1.1 ") == 1

@@ -44,7 +44,7 @@ def groups(session: Session, as_json: bool) -> None:
         return
     print_table(
         ("group", "mode", "phase", "order", "nodes", "waiting"),
-        [(v.name, v.mode or "undeclared", v.phase, v.config.order, ", ".join(v.nodes), len(v.queue)) for v in views],
+        [(v.name, v.mode or "undeclared", v.phase, v.config.order, ", ".join(v.nodes), v.waiting) for v in views],
         empty="no groups yet: a group comes into being when an agent serves it or a job holds it",
     )
 
@@ -55,7 +55,7 @@ def _summary(view: GroupView) -> dict[str, Any]:
         "mode": view.mode or "undeclared",
         "phase": view.phase,
         "nodes": list(view.nodes),
-        "waiting": len(view.queue),
+        "waiting": view.waiting,
         "config": view.config.model_dump(),
     }
 

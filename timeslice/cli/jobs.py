@@ -61,7 +61,7 @@ def _weights(row: dict[str, Any]) -> str:
 
 
 def _jobs(view: GroupView) -> list[dict[str, Any]]:
-    waiting = [each for each in view.queue if each.alive]
+    waiting = [each for each in (*view.queue, *view.forming) if each.alive]
     registered = [target.partition("/")[0] for target in view.targets]
     names = {*view.jobs, *(each.job for each in waiting), *registered, *([view.holder] if view.holder else [])}
     stopped = {each.job for each in frozen(view)}

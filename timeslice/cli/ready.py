@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from timeslice.cli.output import Seconds, json_option, print_json, print_table
+from timeslice.cli.output import Seconds, json_option, note, print_json, print_table
 from timeslice.cli.session import Session
-from timeslice.errors import UsageError
+from timeslice.errors import ServerUnsuitableError, UsageError
 from timeslice.names import check_name
 
 if TYPE_CHECKING:
+    from timeslice.locks.view import GroupView
     from timeslice.readiness import Readiness
 
 POLL_S = 0.2
@@ -25,7 +26,8 @@ Examples:
   timeslice ready run-a --group samplers --wait 60 && curl http://sampler-a:8000/generate
   timeslice ready run-a --json | jq -r .state
 \b
-Exit codes: 0 ready, 1 not ready, 3 nobody knows the job, 4 not ready within --wait, 5 Redis unreachable."""
+Exit codes: 0 ready, 1 not ready, 3 nobody knows the job or there is no such group, 4 not ready within --wait,
+5 Redis unreachable."""
 )
 @click.argument("job", required=False)
 @click.option("--group", metavar="GROUP", help="Look at this group only. Default: ready in every group that knows JOB.")
@@ -44,7 +46,8 @@ def ready(
     """Say whether JOB may be sent requests: it holds, and its state is on the device.
 
     JOB is TIMESLICE_JOB if it is not given. When it is not ready, the state tells whether it comes back by itself:
-    suspended, restoring and waiting do, idle does when it asks again, absent is gone or was never there.
+    suspended, restoring and waiting do, idle does when it asks again, absent is gone or was never there. Of unknown
+    nothing can be said: a node is silent, or this user may not read a group.
     """
     from timeslice.cli import exits
     from timeslice.settings import Settings
@@ -65,16 +68,29 @@ def ready(
 
 
 def _look(session: Session, job: str, group: str | None) -> Readiness:
-    from timeslice.readiness import in_group, in_groups, in_one
+    from timeslice.readiness import in_all, in_one
 
     if group is not None:
-        return in_one(job, in_group(session.view(group), job))
-    return in_groups(job, [in_group(view, job) for view in session.views()])
+        return in_one(job, group, session.view(group))
+    asking = in_all(job, session.group_names())
+    view: GroupView | None = None
+    try:
+        while True:
+            name = asking.send(view)
+            try:
+                view = session.driver.view(session.keys.group(name))
+            except (ServerUnsuitableError, UsageError):
+                view = None  # another tenant's, or spoilt; no reason to be silent about the others
+    except StopIteration as end:
+        found: Readiness = end.value
+        return found
 
 
 def _show(found: Readiness, *, as_json: bool) -> None:
     if as_json:
         print_json(found.document())
         return
+    if found.unread and found.groups:
+        note(f"may not or can't read {', '.join(found.unread)}; see: timeslice doctor")
     rows = [(each.group, each.state, each.phase, each.residency, each.reason) for each in found.groups]
     print_table(("group", "state", "phase", "residency", "reason"), rows, empty=found.reason)

@@ -9,10 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from timeslice.cli.output import seconds
-from timeslice.locks.view import GroupView, NodeView, PartyView, WaiterView
+from timeslice.locks.view import GroupView, NodeView, PartyView, WaiterView, name_ranks
 from timeslice.models import Plan
-
-_RANKS_NAMED = 8
 
 
 def holder(view: GroupView) -> dict[str, Any] | None:
@@ -56,19 +54,8 @@ def inside(view: GroupView) -> str:
         return ""
     left = [each.rank for each in view.parties if each.state == "left"]
     late = [each.rank for each in view.parties if each.state == "arrived"]
-    told = [f"{_named(found)} {what}" for found, what in ((late, "not confirmed yet"), (left, "left")) if found]
+    told = [f"{name_ranks(found)} {what}" for found, what in ((late, "not confirmed yet"), (left, "left")) if found]
     return "; ".join([f"gang of {view.world}", *told])
-
-
-def forms(gang: WaiterView) -> str:
-    """How far a gang is that forms."""
-    have = "has" if len(gang.missing) == 1 else "have"
-    return f"gang {len(gang.parties)}/{gang.world}, {_named(gang.missing)} {have} not arrived"
-
-
-def _named(found: Sequence[int]) -> str:
-    more = f" and {len(found) - _RANKS_NAMED} more" if len(found) > _RANKS_NAMED else ""
-    return f"rank{'' if len(found) == 1 else 's'} {', '.join(map(str, found[:_RANKS_NAMED]))}{more}"
 
 
 def elapsed(view: GroupView, since: str) -> float:
@@ -226,7 +213,7 @@ def waiters(view: GroupView) -> list[dict[str, Any]]:
 
 def forming(view: GroupView) -> list[dict[str, Any]]:
     """Gangs that are not in the queue yet, each with the ranks that it waits for."""
-    return [{**_asked(gang), "missing": list(gang.missing), "why": forms(gang)} for gang in view.forming]
+    return [{**_asked(gang), "missing": list(gang.missing), "why": gang.forms} for gang in view.forming]
 
 
 def _asked(waiter: WaiterView) -> dict[str, Any]:

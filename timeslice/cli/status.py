@@ -38,7 +38,7 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
                     view.phase,
                     "" if (since := report.since_s(view)) is None else seconds(since),
                     _with_phase(view.holder, view.state.get("label", "")) if view.holder else "",
-                    len(view.queue),
+                    view.waiting,
                     ", ".join(view.resident),
                     f"{_nodes(view)}{', emulated' if _is_in(emulated, view.name) else ''}",
                     _why(view),
@@ -55,7 +55,7 @@ def _is_in(emulated: set[str] | None, group: str) -> bool | None:
 
 def _why(view: GroupView) -> str:
     told = [report.moving(view) if view.phase == "swapping" else report.why(view)]
-    told += [f"job {gang.job}: {report.forms(gang)}" for gang in view.forming]
+    told += [f"job {gang.job}: {gang.forms}" for gang in view.forming]
     return "; ".join(filter(None, told))
 
 

@@ -183,8 +183,7 @@ def _state(view: GroupView) -> str:
         what = f"swapping {out}-> {clean(view.state.get('swap_job') or 'nobody')}"
     elif view.reason:
         what = f"{view.phase}: {clean(view.reason)}"
-    waiting = len(view.queue)
-    return f"{what}, {waiting} waiting" if waiting else what
+    return f"{what}, {view.waiting} waiting" if view.waiting else what
 
 
 def _state_and_time(view: GroupView) -> str:

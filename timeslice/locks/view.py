@@ -4,6 +4,7 @@ script should take."""
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,13 @@ from timeslice.names import is_name
 
 _LATEST_MS = 1e14  # beyond it no calendar goes
 WORLD_MOST = 1024  # ranks of a gang, as the scripts take them
+_RANKS_NAMED = 8
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """For people; of many the first."""
+    more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks[:_RANKS_NAMED]))}{more}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,12 @@ class WaiterView:
         """Ranks of the gang that have not arrived."""
         there = {party.rank for party in self.parties}
         return tuple(rank for rank in range(self.world) if rank not in there)
+
+    @property
+    def forms(self) -> str:
+        """How far a gang is that forms, for people."""
+        have = "has" if len(self.missing) == 1 else "have"
+        return f"gang {len(self.parties)}/{self.world}, {name_ranks(self.missing)} {have} not arrived"
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,11 @@ class GroupView:
     def exists(self) -> bool:
         """Somebody declared it, serves it, or waits for it."""
         return bool(self.mode or self.queue or self.forming)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait, gangs that form among them."""
+        return len(self.queue) + len(self.forming)
 
     @property
     def mode(self) -> str:
