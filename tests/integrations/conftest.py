@@ -40,6 +40,15 @@ class Pools(World):
         (waiter,) = self.view(group).queue
         self.run(scripts.cancel(self.group(group), waiter.waiter, by="operator"))
 
+    def take_away(self, group: str) -> None:
+        """Another job gets the group at once; its holder learns of that with the next renewal, or as it yields."""
+        state = self.view(group).state
+        self.run(
+            scripts.revoke(
+                self.group(group), state["job"], state["lease_id"], int(state["token"]), "ops", "drill", at_once=True
+            )
+        )
+
     def start(self, code: str, job: str) -> Job:
         """A process that runs ``code``; what is killed in mid-phase is out after two seconds."""
         return self.job(f"timeslice.Client.hold.__kwdefaults__['lease'] = 2\n{code}", job=job)

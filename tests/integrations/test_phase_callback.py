@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import threading
 import time
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -19,12 +21,13 @@ from timeslice import (
     Client,
     InvalidNameError,
     LeaseLostError,
+    LeaseUncertainError,
     UsageError,
     hold,
 )
 from timeslice.errors import ServerUnsuitableError
+from timeslice.integrations import patience
 from timeslice.integrations.phases import PhaseCallback
-from timeslice.locks import scripts
 
 
 @pytest.mark.parametrize(
@@ -151,17 +154,100 @@ def test_a_lost_lease_is_not_built_on(pools: Pools, callback: PhaseCallback, mon
     """While a phase runs on a lease that was revoked, no other begins on it; when it has ended, one waits anew."""
     monkeypatch.setattr(Client.hold, "__kwdefaults__", {**(Client.hold.__kwdefaults__ or {}), "lease": 1.0})
     callback.on_phase_begin("train", "trainer")
-    state = pools.view("trainers").state
-    pools.run(
-        scripts.revoke(
-            pools.group("trainers"), "mine", state["lease_id"], int(state["token"]), "ops", "drill", at_once=True
-        )
-    )
+    pools.take_away("trainers")
     with pytest.raises(LeaseLostError, match=r"ops revoked it \(drill\)"):
         until_refused(callback)
-    callback.on_phase_end("train", "trainer")
+    with pytest.raises(LeaseLostError, match=r"ops revoked it \(drill\)"):
+        callback.on_phase_end("train", "trainer")
     callback.on_phase_begin("train", "trainer")
     assert pools.holders() == ("mine", "")
+
+
+def test_what_was_computed_without_the_lease_is_told(pools: Pools, callback: PhaseCallback) -> None:
+    """A phase whose group another job got in the middle ends with an error, also before any renewal has told of it;
+    all its groups are let go, and the next phase waits anew."""
+    callback.on_phase_begin("weight_sync", "both")
+    pools.take_away("trainers")
+    with Client(job="rival") as rival:
+        rival.acquire("trainers")
+        with pytest.raises(LeaseLostError, match=r"trainers: the lease of job mine .* is over"):
+            callback.on_phase_end("weight_sync", "both")
+        assert pools.holders() == ("rival", "")
+    callback.on_phase_begin("train", "trainer")
+    assert pools.holders() == ("mine", "")
+    callback.on_phase_end("train", "trainer")
+
+
+def test_a_phase_beside_another_waits_while_nobody_can_say(
+    pools: Pools, callback: PhaseCallback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phase does not begin on a lease that can't be confirmed for the moment: it waits for the server, not without
+    end, and where it is given up the phase before it goes on."""
+    callback.on_phase_begin("train", "trainer")
+    (lease,) = callback._open[0].leases
+    answers = iter([False, True, False])
+
+    def ensure_held() -> None:
+        if not next(answers):
+            raise LeaseUncertainError("nobody answers")
+
+    monkeypatch.setattr(lease, "ensure_held", ensure_held)
+    monkeypatch.setattr(patience, "_ASK_S", 0.01)
+    callback.on_phase_begin("save", "trainer")
+    monkeypatch.setattr(patience, "UNCERTAIN_S", 0.0)
+    with pytest.raises(LeaseUncertainError):
+        callback.on_phase_begin("eval", "trainer")
+    callback.on_phase_end("save", "trainer")
+    assert pools.holders() == ("mine", "")
+
+
+def test_no_phase_begins_while_all_are_ended(
+    pools: Pools, callback: PhaseCallback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phase that has its grant when another thread calls close does not begin without it: it is an error, and nothing
+    is held. The next one holds."""
+    enter = PhaseCallback._enter
+
+    def enter_and_close(*arguments: Any) -> Any:
+        lease = enter(*arguments)
+        in_thread(callback.close).result(DEADLINE_S)
+        return lease
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PhaseCallback, "_enter", enter_and_close)
+        with pytest.raises((UsageError, LeaseLostError)):
+            callback.on_phase_begin("train", "trainer")
+    assert pools.holders() == ("", "")
+    callback.on_phase_begin("weight_sync", "trainer")
+    assert pools.holders() == ("mine", "")
+
+
+def test_a_phase_that_waits_does_not_begin_after_close(pools: Pools, callback: PhaseCallback) -> None:
+    """It waits on, as no thread can be stopped, but lets go what it gets."""
+    with Client(job="rival") as rival, rival.hold("trainers"):
+        waiting = in_thread(lambda: callback.on_phase_begin("train", "trainer"))
+        pools.until_queued("mine", group="trainers")
+        callback.close()
+    with pytest.raises(UsageError, match=r"train of trainer: close\(\) was called while it began"):
+        waiting.result(DEADLINE_S)
+    assert pools.holders() == ("", "")
+
+
+def test_close_may_interrupt_itself(pools: Pools, callback: PhaseCallback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler that closes, while the program closes at its end, does not wait for itself."""
+    callback.on_phase_begin("train", "both")
+    close = Client.close
+
+    def interrupted(client: Client) -> None:
+        monkeypatch.setattr(Client, "close", close)
+        signal.raise_signal(signal.SIGUSR1)
+        client.close()
+
+    monkeypatch.setattr(Client, "close", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda *_: callback.close())
+    callback.close()
+    signal.signal(signal.SIGUSR1, before)
+    assert pools.holders() == ("", "")
 
 
 def until_refused(callback: PhaseCallback) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.client.world import Job
 from tests.integrations.conftest import Pools
-from timeslice import UsageError
+from timeslice import LeaseLostError, UsageError
 from timeslice.integrations.verl import OwnSamplers
 
 RUN = """
@@ -133,3 +135,62 @@ def test_samplers_that_never_pause_can_not_be_shared(pools: Pools) -> None:
     """A sampler's group is refused for that mode, before anything is built."""
     with pytest.raises(UsageError, match="TIMESLICE_SAMPLER_GROUP is set, but the samplers of trainer mode separate_a"):
         OwnSamplers(SimpleNamespace())
+
+
+class Miniature:
+    """A trainer whose device work is a function; it tells who held."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        self.load: Callable[[], object] = config.load
+        self.train: Callable[[], object] = config.train
+
+    def init(self) -> None:
+        self.load()
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        self.on_sample_end()
+        self.train()
+
+    def on_sample_end(self) -> None: ...
+
+
+class Trainer(OwnSamplers, Miniature):
+    pass
+
+
+def nothing() -> None: ...
+
+
+def miniature(load: Callable[[], object] = nothing, train: Callable[[], object] = nothing) -> Trainer:
+    v1 = SimpleNamespace(trainer_mode="")
+    return Trainer(SimpleNamespace(trainer=SimpleNamespace(v1=v1), load=load, train=train))
+
+
+@pytest.mark.usefixtures("own_samplers")
+def test_an_error_of_the_first_load_lets_go(pools: Pools) -> None:
+    """The error comes through, and the group is free while the process lives on, trainer and all."""
+
+    def load() -> None:
+        assert pools.holder("trainers") == "mine"
+        raise RuntimeError("out of memory")
+
+    trainer = miniature(load)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.init()
+    assert pools.holders() == ("", "")
+
+
+@pytest.mark.usefixtures("own_samplers")
+def test_a_lease_lost_in_the_last_step_is_told(pools: Pools) -> None:
+    """`fit` does not return as if the weights were good, and an error of its own is not covered up."""
+    trainer = miniature(train=lambda: pools.take_away("trainers"))
+    trainer.init()
+    with pytest.raises(LeaseLostError, match=r"trainers: the lease of job mine .* is over"):
+        trainer.fit(None)
+
+    def fail() -> None:
+        pools.take_away("trainers")
+        raise RuntimeError("no data")
+
+    with pytest.raises(RuntimeError, match="no data"):
+        miniature(train=fail).fit(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests.integrations.conftest import Pools
 from tests.support.jobs import wait_until
 from timeslice import Client
-from timeslice.integrations.verl_worker import TimesliceWorkerMixin
+from timeslice.integrations.verl_worker import TimesliceWorkerMixin, _on_a_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 BOTH, TRAINER, SAMPLER, NONE = ("mine", "mine"), ("mine", ""), ("", "mine"), ("", "")
@@ -193,3 +195,33 @@ async def test_the_event_loop_runs_while_a_method_waits(pools: Pools, worker: Wo
     async with asyncio.timeout(20):
         while pools.queue("trainers") or pools.holders() != NONE or not pools.phases("samplers", "mine"):
             await asyncio.sleep(0.005)
+
+
+class Door(AbstractContextManager[None]):
+    """Opens when it is told to."""
+
+    def __init__(self) -> None:
+        self.opens, self.left = threading.Event(), threading.Event()
+
+    def __enter__(self) -> None:
+        assert self.opens.wait(20)
+
+    def __exit__(self, *_: object) -> None:
+        self.left.set()
+
+
+async def test_what_is_entered_after_a_cancel_is_left() -> None:
+    """What a cancelled wait gets in the end is let go by itself, and not when it happens to be collected."""
+    door = Door()
+
+    async def enter() -> None:
+        async with _on_a_thread(door):
+            raise AssertionError("nobody waits any more")
+
+    entering = asyncio.create_task(enter())
+    await asyncio.sleep(0)
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    door.opens.set()
+    assert await asyncio.to_thread(door.left.wait, 20)

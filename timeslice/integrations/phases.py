@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from timeslice.client.hold import Hold
@@ -19,6 +20,7 @@ from timeslice.client.lease import Lease
 from timeslice.client.phases import phase as recorded
 from timeslice.client.sync import Client
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
+from timeslice.integrations import patience
 from timeslice.names import check_name
 from timeslice.settings import Settings, find_url
 
@@ -50,8 +52,12 @@ class PhaseCallback:
     Phases may overlap and a phase may begin again before it ended: a group is taken by the first that needs it and
     yielded by the last one out, whatever thread or task says so. The trainer's group is taken before the sampler's.
 
-    ``close`` ends all phases. It also runs at the exit of the process, so that a driver that fails in mid-phase does
-    not keep the devices; one that is killed keeps them for its lease at most.
+    A phase whose lease is lost ends with LeaseLostError: another job may have had the devices meanwhile, so what the
+    phase computed is not to be kept. While the server is away, a phase that begins beside another waits for it.
+
+    ``close`` ends all phases; one that is only beginning then, on another thread, gets UsageError. It also runs at the
+    exit of the process, so that a driver that fails in mid-phase does not keep the devices; one that is killed keeps
+    them for its lease at most.
 
     ``gang`` as of ``timeslice.hold``: for the ranks of a program, which all begin and end the same phases.
     """
@@ -73,44 +79,59 @@ class PhaseCallback:
             return
         self._mind_forks()
         log.debug("phase %s of %s begins %s", phase, role, context or "")
-        with ExitStack() as entered:
-            pools = self._pools_of(phase, role)
+        begun = _Phase(phase, role)
+        with begun.kept as entered:
+            with self._changing:
+                pools, still_open = self._pools_of(phase, role), self._open
             for pool in pools:
-                self._enter(pool, phase)
+                begun.leases.append(self._enter(pool, phase))
                 entered.callback(pool.leave)
+            for lease in begun.leases:
+                patience.ensure_held(lease)
             if not pools:
                 others = [group for group in self._groups.values() if group]
                 entered.enter_context(recorded(phase, job=self._client.job, groups=others, url=self._client.url))
-            kept = entered.pop_all()
-        with self._changing:
-            self._open.append((phase, role, kept))
+            with self._changing:
+                if self._open is not still_open:
+                    raise UsageError(
+                        f"phase {phase} of {role}: close() was called while it began, so it holds nothing. Begin it "
+                        "again to go on."
+                    )
+                self._open.append(begun)
+                begun.kept = entered.pop_all()
 
     def on_phase_end(self, phase: str, role: str, context: Context | None = None) -> None:
-        """Yield what no other open phase needs. UsageError when this phase has not begun."""
+        """Yield what no other open phase needs. UsageError when this phase has not begun. LeaseLostError when a lease
+        was lost in it; all is yielded then, too."""
         if self._client is None:
             return
         self._mind_forks()
         log.debug("phase %s of %s ends %s", phase, role, context or "")
         with self._changing:
-            begun = [each for each in self._open if each[:2] == (phase, role)]
+            begun = [each for each in self._open if (each.name, each.role) == (phase, role)]
             if not begun:
                 raise UsageError(
                     f"phase {phase} of {role} ends but has not begun; {self._told()}. Call on_phase_begin before it, "
                     "with the same phase and role."
                 )
             self._open.remove(begun[-1])
-        begun[-1][2].close()
+        begun[-1].kept.close()
+        for lease in begun[-1].leases:
+            if lease.lost.is_set():
+                lease.ensure_held()  # raises
 
     def close(self) -> None:
         """End all open phases, last begun first. May be called again."""
         if self._client is None:
             return
         self._mind_forks()
-        with ExitStack() as entered, self._changing:
-            for _, _, kept in self._open:
-                entered.push(kept)
-            self._open.clear()
-        self._client.close()
+        with self._changing:  # what begins from now on waits, or the client would yield that, too
+            before = self._open
+            self._start_anew()
+            with ExitStack() as entered:
+                for phase in before:
+                    entered.push(phase.kept)
+            self._client.close()
 
     def _connect(self) -> Client:
         settings = Settings()
@@ -119,9 +140,9 @@ class PhaseCallback:
             self._hint = f"The address is that of {ADDRESS}; TIMESLICE_URL overrides it."
         return Client(None if settings.disable else find_url(target=address))
 
-    def _enter(self, pool: _Pool, phase: str) -> None:
+    def _enter(self, pool: _Pool, phase: str) -> Lease:
         try:
-            pool.enter(phase)
+            return pool.enter(phase)
         except (RedisUnreachableError, ServerUnsuitableError) as error:
             if self._hint:
                 error.add_note(self._hint)
@@ -134,7 +155,7 @@ class PhaseCallback:
             raise UsageError(f"phase {phase}: no role {role!r}; it is trainer, sampler or both") from None
 
     def _told(self) -> str:
-        return "open: " + (", ".join(f"{phase} of {role}" for phase, role, _ in self._open) or "none")
+        return "open: " + (", ".join(f"{each.name} of {each.role}" for each in self._open) or "none")
 
     def _mind_forks(self) -> None:
         """A forked child owns nothing of its parent's."""
@@ -143,8 +164,11 @@ class PhaseCallback:
 
     def _start_clean(self) -> None:
         self._pid = os.getpid()
-        self._changing = threading.Lock()
-        self._open: list[tuple[str, str, ExitStack]] = []
+        self._changing = threading.RLock()  # a signal's handler may call close, in the middle of another
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._open: list[_Phase] = []
         client = self._client
         pools = {group: _Pool(client, group, self._gang) for group in self._groups.values() if group and client}
         self._roles = {role: [pools[group]] if group else [] for role, group in self._groups.items()}
@@ -156,6 +180,16 @@ def _group(variable: str) -> str | None:
     return check_name("group", name) if name else None
 
 
+@dataclass(eq=False)
+class _Phase:
+    """One that is open, and what it keeps until it ends."""
+
+    name: str
+    role: str
+    leases: list[Lease] = field(default_factory=list)
+    kept: ExitStack = field(default_factory=ExitStack)
+
+
 class _Pool:
     """One group as this driver uses it: the phases that run now share one hold."""
 
@@ -165,14 +199,14 @@ class _Pool:
         self._phases = 0
         self._held: tuple[Hold, Lease] | None = None
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: str) -> Lease:
+        """The lease of the hold, new or shared: one that is shared may be over."""
         with self._changing:  # a second phase waits here for the grant that the first one waits for
             if self._held is None:
                 hold = self._client.hold(self._group, phase=phase, gang=self._gang)
                 self._held = hold, hold.__enter__()
-            elif self._held[1].lost.is_set():
-                self._held[1].ensure_held()  # raises
             self._phases += 1
+            return self._held[1]
 
     def leave(self) -> None:
         with self._changing:

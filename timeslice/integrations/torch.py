@@ -32,11 +32,13 @@ def register_module(group: str, *modules: Any, optimizers: Iterable[Any] = (), j
     Parameters, gradients, buffers and the optimizers' state are looked up at each move, so what appears later moves
     too. Moves happen on a thread of the workload, only while this process does not hold the group: a step has to be
     over by then, for an autograd graph that lives longer keeps its activations on the device. Until the next hold
-    calling a module, its ``state_dict`` or an optimizer raises UsageError; touching a tensor by other ways has an
-    undefined outcome, and PyTorch may end the process.
+    calling a module, stepping an optimizer, and ``state_dict`` and ``load_state_dict`` of both raise UsageError.
+    PyTorch has no place to refuse other ways to touch a tensor, such as ``clip_grad_norm_``,
+    ``zero_grad(set_to_none=False)``, ``to()`` or reading it: they have an undefined outcome, and may end the process.
 
     Of a model that is on a device, tensors in host memory stay where they are; a model on the CPU moves as a whole.
-    Memory that is a file's or a numpy array's too is replaced by PyTorch's own.
+    Memory that is a file's, a numpy array's or, by ``share_memory()``, other processes' too is replaced by memory of
+    this module's own: what changes there is no longer seen here, nor the other way round.
 
     Raises UsageError for sparse tensors, and what ``timeslice.register_workload`` raises.
     """
@@ -66,13 +68,14 @@ class DeviceState:
         self._guards: list[Any] = []
 
     def adopt(self) -> None:
-        """Give tensors on memory that PyTorch can't free (a mapped file, a numpy array) memory of their own."""
+        """Give tensors on memory that PyTorch can't free (a mapped file, a numpy array, memory that processes share)
+        memory of their own."""
         for storage, tensors in self._found():
-            if storage.resizable():
+            if _can_be_freed(storage):
                 continue
             own = torch.UntypedStorage(storage.nbytes(), device=storage.device)
             _bytes(own).copy_(_bytes(storage))
-            with torch.no_grad():
+            with torch.inference_mode():  # tensors that were made in it are changed only there
                 for tensor in tensors:
                     tensor.set_(own, tensor.storage_offset(), tensor.size(), tensor.stride())
 
@@ -147,9 +150,11 @@ class DeviceState:
         for module in {each for root in modules for each in root.modules()}:
             self._guards.append(module.register_forward_pre_hook(refuse))
             self._guards.append(module.register_state_dict_pre_hook(refuse))
+            self._guards.append(module._register_load_state_dict_pre_hook(refuse))  # noqa: SLF001 - public since 2.5
         for optimizer in map(_inner, optimizers):
             self._guards.append(optimizer.register_step_pre_hook(refuse))
             self._guards.append(optimizer.register_state_dict_pre_hook(refuse))
+            self._guards.append(optimizer.register_load_state_dict_pre_hook(refuse))
 
 
 def synchronize(on: Iterable[Any]) -> None:
@@ -181,7 +186,7 @@ def _tensors(modules: Iterable[Any], optimizers: Iterable[Any]) -> Iterator[Any]
 
 def _with_gradient(tensor: Any) -> Iterator[Any]:
     yield tensor
-    if tensor.is_leaf and tensor.grad is not None:
+    if tensor.grad is not None:
         yield tensor.grad
 
 
@@ -207,6 +212,11 @@ def _plain(tensor: Any) -> Iterator[Any]:
         yield tensor
     else:
         raise UsageError(f"a tensor of {tensor.layout} can't leave the device; make it dense, or don't register it")
+
+
+def _can_be_freed(storage: Any) -> bool:
+    """PyTorch would resize memory that processes share, and crash; on a device all storages say they are shared."""
+    return storage.resizable() and not (storage.device.type == "cpu" and storage.is_shared())
 
 
 def _inner(optimizer: Any) -> Any:

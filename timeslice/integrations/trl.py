@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -32,6 +33,8 @@ from timeslice.errors import UsageError
 from timeslice.integrations.torch import DeviceState, Parts, register_state
 from timeslice.integrations.turn import Turn
 from timeslice.names import check_name
+
+log = logging.getLogger("timeslice")
 
 KNOWN = "TRL 1.16 with transformers 5.24"
 # Held as a whole, unless the trainer holds already; but for rewards, which are computed outside also there.
@@ -169,6 +172,14 @@ class Shared:
 class _Callback(TrainerCallback):  # type: ignore[misc]  # untyped
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        if self._turn.nested:
+            log.warning(
+                "group %s: train() runs inside a hold of your own, so the group is not given up while rewards are "
+                "computed. Call train() outside of it.",
+                self._turn.group,
+            )
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._turn.ensure_held()  # what was computed without the lease must not get into the weights

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from timeslice.client.defaults import hold
 from timeslice.client.hold import Hold
-from timeslice.errors import LeaseUncertainError
+from timeslice.integrations import patience
 from timeslice.integrations.torch import synchronize
-
-UNCERTAIN_S = 600.0  # so long may the server be away before the loop is given up
-_ASK_S = 1.0
 
 
 class Turn:
@@ -30,6 +26,11 @@ class Turn:
     @property
     def held(self) -> bool:
         return self._hold is not None
+
+    @property
+    def nested(self) -> bool:
+        """Whether a hold around this one keeps the group when this one is left."""
+        return self.held and self._lease.holding.count > 1
 
     def hold(self, *groups: str, phase: str) -> Hold:
         """A hold on the same terms."""
@@ -55,17 +56,9 @@ class Turn:
             taken.__exit__(None, None, None)
 
     def ensure_held(self) -> None:
-        """Return while the lease stands, or nothing is held. LeaseLostError when it is over. While the server can't be
-        asked this waits for it, for as long as ten minutes; then LeaseUncertainError."""
-        until = time.monotonic() + UNCERTAIN_S
-        while self._hold:
-            try:
-                self._lease.ensure_held()
-                return
-            except LeaseUncertainError:
-                if time.monotonic() >= until:
-                    raise
-                self._lease.lost.wait(_ASK_S)
+        """As ``patience.ensure_held``, or nothing is held."""
+        if self._hold:
+            patience.ensure_held(self._lease)
 
     @contextlib.contextmanager
     def inside(self, phase: str) -> Iterator[None]:

@@ -61,6 +61,7 @@ class _Turns(_Trainer):
         """Let go at the end, however it comes: after the last step or an error veRL does not call ``on_train_end``."""
         try:
             super().fit(agent_loop_manager)
+            self._turn_to(None)
         finally:
             self._phase = None
             self._phases.close()
