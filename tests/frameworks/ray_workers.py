@@ -13,13 +13,22 @@ import numpy as np
 import ray
 
 from timeslice.arena import Arena
-from timeslice.integrations.ray import TimesliceActor
+from timeslice.integrations.ray import TimesliceActor, share
 
 DEADLINE_S = 60.0
 STATE_BYTES = 4 << 20
 
 
-class OnDevice:
+class Stays:
+    def stay(self, folder: str, name: str, until: str) -> str:
+        """Say that it is inside, once a call, and leave when a file is there."""
+        (Path(folder) / f"{name}-inside").touch(exist_ok=False)
+        await_file(Path(folder) / until)
+        (Path(folder) / f"{name}-left").touch()
+        return name
+
+
+class OnDevice(Stays):
     """Has state on an emulated device."""
 
     def __init__(self, device: str) -> None:
@@ -85,18 +94,11 @@ class HalfCallbacks(TimesliceActor):
         return True
 
 
-class Plain:
+class Plain(Stays):
     """Knows nothing of timeslice."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
-
-    def stay(self, folder: str, name: str, until: str) -> str:
-        """Say that it is inside, and leave when a file is there."""
-        (Path(folder) / f"{name}-inside").touch()
-        await_file(Path(folder) / until)
-        (Path(folder) / f"{name}-left").touch()
-        return name
 
     def note(self, number: int) -> int:
         self.seen.append(number)
@@ -120,6 +122,21 @@ class Plain:
 
     def die(self) -> None:
         os._exit(3)
+
+
+class Loads(Plain):
+    """Takes as long to start as it is let."""
+
+    def __init__(self, until: Path) -> None:
+        super().__init__()
+        await_file(until)
+
+
+class Shares:
+    """Makes a call of its own to an actor that others call too."""
+
+    def load(self, actor: Any, job: str) -> Any:
+        return ray.get(share(actor, "samplers", job=job).load.remote(0))
 
 
 class Async:

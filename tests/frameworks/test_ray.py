@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -10,7 +9,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,20 @@ import pytest
 import ray
 
 import timeslice
-from tests.frameworks.ray_workers import STATE_BYTES, Async, HalfCallbacks, Known, MovesItself, Plain, await_file
+from tests.frameworks.ray_workers import (
+    STATE_BYTES,
+    Async,
+    HalfCallbacks,
+    Known,
+    Loads,
+    MovesItself,
+    Plain,
+    Shares,
+    await_file,
+)
 from tests.support.jobs import wait_until
 from timeslice.client.sync import Client
-from timeslice.errors import AcquireTimeoutError, InvalidNameError, UsageError
-from timeslice.integrations import ray_holder
+from timeslice.errors import AcquireTimeoutError, UsageError
 from timeslice.integrations.ray import runtime_env, share
 from timeslice.up import LocalStack
 
@@ -92,10 +100,10 @@ def make(stack: LocalStack, job: str) -> Iterator[Make]:
     """Actors that end with the test."""
     made = []
 
-    def actor(kind: type, *groups: str, **options: Any) -> Any:
+    def actor(kind: type, *groups: str, arguments: Sequence[Any] = (), **options: Any) -> Any:
         environment = {"runtime_env": runtime_env(groups=groups)} if groups else {}
         given = {"num_cpus": 0, **environment, **options}
-        arguments = [device(stack, groups[0])] if issubclass(kind, Known) else []
+        arguments = arguments or ([device(stack, groups[0])] if issubclass(kind, Known) else [])
         made.append(ray.remote(kind).options(**given).remote(*arguments))
         return made[-1]
 
@@ -139,7 +147,7 @@ def test_the_state_of_actors_moves_while_a_rival_holds(
     stack: LocalStack, job: str, rival: Client, make: Make, kind: type
 ) -> None:
     """The driver holds, two actors of one role load; when another job holds, none of their state is on the device and
-    all of it is saved; in the next hold it is back with the same content."""
+    all of it is saved; in the next hold it is back with the same content, and so it is for a shared call."""
     actors = [make(kind, SAMPLERS) for _ in range(2)]
     with timeslice.hold(SAMPLERS, timeout=60):
         digests = ray.get([actor.load.remote(seed) for seed, actor in enumerate(actors)])
@@ -149,6 +157,7 @@ def test_the_state_of_actors_moves_while_a_rival_holds(
     with timeslice.hold(SAMPLERS, timeout=60) as lease:
         assert lease.grant.how == "restored"
         assert ray.get([actor.digest.remote() for actor in actors]) == digests
+    assert ray.get([share(actor, SAMPLERS).digest.remote() for actor in actors]) == digests
     if kind is MovesItself:
         assert ray.get(actors[0].were.remote()) == ["suspend offload", "restore"]
 
@@ -183,25 +192,37 @@ def test_an_actor_killed_inside_of_a_hold_of_its_driver(stack: LocalStack, job: 
 
 
 def test_what_an_actor_must_be_told(job: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An actor without a job, without a group, or with half of the callbacks ends, and says what to do."""
+    """An actor without a job, without a group, with half of the callbacks or with too many groups for them ends, and
+    says what to do."""
     without_job = make(HalfCallbacks)
     for actor, words in [
         (without_job, "does not know which job"),
         (make(HalfCallbacks, runtime_env=runtime_env()), "names no group"),
+        (make(MovesItself, SAMPLERS, TRAINERS), "can't tell for which of samplers, trainers its callbacks"),
         (make(HalfCallbacks, SAMPLERS), "has on_suspend only; it needs on_suspend and on_restore"),
     ]:
         with pytest.raises(ray.exceptions.RayActorError, match=words):
-            ray.get(actor.ready.remote())
+            ray.get(actor.__ray_ready__.remote())
+
+
+def test_a_shared_call_to_an_actor_that_still_loads(job: str, rival: Client, make: Make, tmp_path: Path) -> None:
+    """It waits without the group, so that others have it meanwhile."""
+    loads = make(Loads, arguments=[tmp_path / "loaded"])
+    call = share(loads, SAMPLERS).note.remote(1)
+    assert ray.get(share(make(Plain), SAMPLERS).note.remote(2)) == 2
+    with rival.hold(SAMPLERS, timeout=10):
+        (tmp_path / "loaded").touch()
+    assert ray.get(call) == 1
 
 
 def test_a_shared_call_keeps_a_rival_out(job: str, rival: Client, make: Make, tmp_path: Path) -> None:
-    """While calls run the job holds, though its driver does nothing for it; two in flight together are both inside;
-    when both have ended, the rival that waited gets in. The processes of the actors are known."""
+    """While calls run the job holds, though its driver does nothing for it; two to the same groups are inside together;
+    when both have ended, the rival that waited gets in, and not before, though one of them returns nothing. The
+    processes of the actors are known."""
     one, other = (make(Plain) for _ in range(2))
-    calls = [
-        share(actor, SAMPLERS, phase="generate").stay.remote(str(tmp_path), name, "go")
-        for actor, name in [(one, "one"), (other, "other")]
-    ]
+    call = share(one, SAMPLERS, TRAINERS, phase="generate").stay.remote(str(tmp_path), "one", "go")
+    stay = share(other, TRAINERS, SAMPLERS, phase="generate").stay.options(num_returns=0)
+    assert stay.remote(str(tmp_path), "other", "end") is None
     for name in ("one", "other"):
         await_file(tmp_path / f"{name}-inside")
     view = rival.status(SAMPLERS)
@@ -210,10 +231,12 @@ def test_a_shared_call_keeps_a_rival_out(job: str, rival: Client, make: Make, tm
     with pytest.raises(AcquireTimeoutError, match=job):
         rival.acquire(SAMPLERS, timeout=0)
     (tmp_path / "go").touch()
+    assert ray.get(call) == "one"
+    with pytest.raises(AcquireTimeoutError, match=job):
+        rival.acquire(SAMPLERS, timeout=1)  # many times as long as a swap of nothing takes
+    (tmp_path / "end").touch()
     with rival.hold(SAMPLERS, timeout=60):
-        assert (tmp_path / "one-left").exists()
         assert (tmp_path / "other-left").exists()
-    assert ray.get(calls) == ["one", "other"]
     assert set(ray.get([one.pid.remote(), other.pid.remote()])) <= targets(rival, SAMPLERS, job)
 
 
@@ -231,6 +254,28 @@ def test_a_shared_actor_that_ray_restarts_is_known_again(job: str, rival: Client
     free(rival)
     after = ray.get(shared.pid.remote())
     assert {before, after} <= targets(rival, SAMPLERS, job)
+
+
+def test_a_holder_that_ends_with_who_made_it(
+    stack: LocalStack, job: str, rival: Client, make: Make, tmp_path: Path
+) -> None:
+    """The call that it made is told as lost and not made again, and the rival gets in once the state of the actor is
+    moved out, though the call runs on. The next call finds another holder, and the state as it was."""
+    actor = make(Known, SAMPLERS, max_concurrency=2, runtime_env=runtime_env("owned", groups=[SAMPLERS]))
+    owner = make(Shares)
+    digest = ray.get(owner.load.remote(actor, "owned"))
+    shared = share(actor, SAMPLERS, job="owned")
+    call = shared.stay.remote(str(tmp_path), "it", "go")
+    await_file(tmp_path / "it-inside")
+    ray.kill(owner)
+    with pytest.raises(ray.exceptions.ActorDiedError, match=r"timeslice-holder-.*-owned"):
+        ray.get(call)
+    with rival.hold(SAMPLERS, timeout=60):
+        assert not (tmp_path / "it-left").exists()
+        assert ray.get(actor.where.remote()) == ("checkpointed", 0, STATE_BYTES)
+    (tmp_path / "go").touch()
+    assert ray.get(shared.digest.remote()) == digest
+    assert ray.get(share(actor, SAMPLERS, job="owned").digest.remote()) == digest
 
 
 def test_a_shared_call_that_is_cancelled_while_it_waits(job: str, rival: Client, make: Make) -> None:
@@ -253,11 +298,12 @@ def test_a_shared_call_that_is_cancelled_while_it_runs(job: str, rival: Client, 
     """Its caller is released at once, and the rival only when the actor is really done."""
     call = share(make(Plain), SAMPLERS).stay.remote(str(tmp_path), "it", "go")
     await_file(tmp_path / "it-inside")
+    assert rival.status(SAMPLERS).state["label"] == "stay"
     ray.cancel(call)
     with pytest.raises(ray.exceptions.TaskCancelledError):
         ray.get(call)
     with pytest.raises(AcquireTimeoutError):
-        rival.acquire(SAMPLERS, timeout=2)  # many times as long as a swap of nothing takes
+        rival.acquire(SAMPLERS, timeout=1)  # many times as long as a swap of nothing takes
     (tmp_path / "go").touch()
     with rival.hold(SAMPLERS, timeout=60):
         assert (tmp_path / "it-left").exists()
@@ -270,31 +316,18 @@ def test_shared_calls_keep_their_order(job: str, make: Make) -> None:
     assert ray.get(shared.noted.remote()) == list(range(400))
 
 
-async def test_a_shared_call_that_never_comes_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls after one that was cancelled on its way to the holder go out, in their order; it may still turn up."""
-    monkeypatch.setattr(ray_holder, "LOST_S", 0.05)
-    line, out = ray_holder.Line(), []
-
-    async def call(number: int) -> None:
-        await line.wait(number)
-        out.append(number)
-        line.leave(number)
-
-    await asyncio.gather(call(3), call(2), call(1))
-    await call(0)
-    await call(4)
-    assert out == [1, 2, 3, 0, 4]
-
-
-def test_what_can_be_shared(job: str, make: Make) -> None:
+def test_what_can_be_shared(job: str, make: Make, tmp_path: Path) -> None:
     """Coroutine methods, several results, options, references as arguments, remote functions, and a handle that is
     sent to another actor's process; a generator and a class are refused with what to do instead."""
     shared = share(make(Plain), SAMPLERS, methods=["pair", "stream"])
     assert ray.get(shared.pair.remote(ray.put("large"))) == ["large", 2]
     assert ray.get(shared.pair.options(num_returns=1).remote("one")) == ("one", 2)
+    assert ray.get(shared.pair.options(num_returns=None).remote("two")) == ["two", 2]
     assert ray.get(share(make(Async), SAMPLERS).double.remote(21)) == 42
     power = share(ray.remote(num_cpus=0)(_power), SAMPLERS, TRAINERS)
     assert ray.get(power.remote(2, ray.put(5))) == 32
+    assert share(ray.remote(num_cpus=0, num_returns=0)(_touch), SAMPLERS).remote(tmp_path / "touched") is None
+    await_file(tmp_path / "touched")
     assert ray.get(ray.remote(num_cpus=0)(_call_there).remote([shared])) == ["there", 2]
     assert type(shared.note) is ray.actor.ActorMethod
     with pytest.raises(UsageError, match="returns a generator"):
@@ -305,6 +338,12 @@ def test_what_can_be_shared(job: str, make: Make) -> None:
         share(make(Plain))
     with pytest.raises(AttributeError):
         share(make(Plain), SAMPLERS, methods=["nope"])
+    with pytest.raises(UsageError, match=r"methods='pair': give a list of names, as in methods=\['pair'\]"):
+        share(make(Plain), SAMPLERS, methods="pair")
+
+
+def _touch(path: Path) -> None:
+    path.touch()
 
 
 def _power(base: int, exponent: int) -> int:
@@ -337,27 +376,6 @@ def test_a_driver_that_dies_in_a_shared_call(stack: LocalStack, job: str, rival:
             process.kill()
     with rival.hold(SAMPLERS, timeout=60):
         assert not (tmp_path / "dies-left").exists()
-
-
-def test_a_runtime_env_carries_no_password(
-    job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It names server, job, prefix and groups; of credentials only the user, and it says where the password goes."""
-    url = "rediss://me:secret@host:6380?ssl_password=secret"
-    with caplog.at_level(logging.WARNING, "timeslice"):
-        found = runtime_env(groups=[SAMPLERS, TRAINERS, SAMPLERS], url=url)
-    assert found == {
-        "env_vars": {
-            "TIMESLICE_JOB": job,
-            "TIMESLICE_PREFIX": "ts",
-            "TIMESLICE_URL": "rediss://me@host:6380",
-            "TIMESLICE_GROUPS": "samplers,trainers",
-        }
-    }
-    assert "set TIMESLICE_PASSWORD in the environment of the Ray nodes" in caplog.text
-    assert "secret" not in caplog.text
-    with pytest.raises(InvalidNameError):
-        runtime_env(groups=["no good"])
 
 
 def test_holds_that_are_switched_off(job: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,12 @@ import os
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 try:
     import ray
+    from ray.core.generated.gcs_pb2 import ActorTableData
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "timeslice.integrations.ray needs Ray; run: pip install 'timeslice-rl[ray]'", name=error.name
@@ -36,7 +38,7 @@ from timeslice.errors import UsageError
 from timeslice.integrations.ray_actors import GROUPS, checked, join
 from timeslice.integrations.ray_holder import Holder, Place, Request
 from timeslice.names import check_name
-from timeslice.settings import Settings, default_job, find_url
+from timeslice.settings import Settings, default_job, find_url, shared_job
 
 __all__ = ["TimesliceActor", "runtime_env", "share"]
 
@@ -54,9 +56,10 @@ def runtime_env(job: str | None = None, *, groups: Sequence[str] = (), url: str 
     Ray shows a ``runtime_env`` to whoever may see its dashboard and logs, so no password is in it, even where ``url``
     has one: set TIMESLICE_PASSWORD in the environment of the Ray nodes.
     """
+    _refuse_text("groups", groups)
     settings = Settings()
     variables = {
-        "TIMESLICE_JOB": check_name("job", job) if job else default_job(),
+        "TIMESLICE_JOB": _job(job),
         "TIMESLICE_PREFIX": settings.prefix,
     }
     if settings.disable:
@@ -110,7 +113,8 @@ def share(
         )
     if not groups:
         raise UsageError('share needs the name of a group, as in share(actor, "trainers")')
-    place = Place(check_name("job", job) if job else default_job(), tuple(checked(groups)), phase)
+    _refuse_text("methods", methods)
+    place = Place(_job(job), tuple(checked(groups)), phase)
     if Settings().disable:
         return target
     line = _Line(target, place.job)
@@ -126,20 +130,31 @@ class _Line:
 
     def __init__(self, target: Any, job: str, holder: Any = None) -> None:
         self.target = target
-        self._job, self._holder = job, holder
-        self._name = uuid.uuid4().hex
-        self._numbers = itertools.count()
+        self._job = job
+        self._to = _Counted(holder)
 
     def send(self, request: Request, returns: int) -> Any:
-        call = self._held_by().call.options(num_returns=returns, name=request.name)
-        return call.remote(request, self._name, next(self._numbers))
+        to = self._counted()
+        call = to.holder.call.options(num_returns=returns, name=request.name)
+        return call.remote(request, to.name, next(to.numbers))
 
-    def _held_by(self) -> Any:
+    def _counted(self) -> _Counted:
         # Not before the first call: a function may be shared before ray.init.
-        return self._holder or _holder(self._job)
+        if self._to.holder is None or _is_dead(self._to.holder):
+            self._to = _Counted(_holder(self._job))
+        return self._to
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Line, (self.target, self._job, self._held_by())  # the copy counts for itself
+        return _Line, (self.target, self._job, self._counted().holder)  # the copy counts for itself
+
+
+class _Counted:
+    """What one holder knows a line by: a new holder counts from the start."""
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+        self.name = uuid.uuid4().hex
+        self.numbers = itertools.count()
 
 
 class _SharedActor:
@@ -182,7 +197,11 @@ class _SharedCall:
                 f"{request.name} returns a generator, which works on after the call: hold around the loop that reads "
                 f'it, with timeslice.hold("{", ".join(place.groups)}")'
             )
-        return line.send(request, returns)
+        if returns:
+            return line.send(request, returns)
+        # Only what is returned tells the holder that the call is over.
+        line.send(replace(request, options={**request.options, "num_returns": 1}), 1)
+        return None
 
     def _is_held(self) -> bool:
         """Whether this code holds the groups itself; the call would wait for the caller, and the caller for it."""
@@ -196,19 +215,23 @@ class _SharedCall:
         return bool(held)
 
     def _returns(self) -> Any:
-        if "num_returns" in self._options:
-            return self._options["num_returns"]
+        given = self._options.get("num_returns")
+        if given is not None:
+            return given
         target = self._line.target
-        if not self._method:
-            return "streaming" if target._is_generator else target._num_returns or 1  # noqa: SLF001
-        return getattr(target, self._method)._num_returns  # noqa: SLF001 - Ray tells it nowhere else
+        if self._method:
+            return getattr(target, self._method)._num_returns  # noqa: SLF001 - Ray tells it nowhere else
+        if target._num_returns is not None:  # noqa: SLF001
+            return target._num_returns  # noqa: SLF001
+        return "streaming" if target._is_generator else 1  # noqa: SLF001
 
 
 def _holder(job: str) -> Any:
-    """The actor that holds for this Ray job's calls; it ends with the process that made it."""
+    """The actor that holds for this Ray job's calls. It ends with the process that made it; the next call then makes
+    another."""
     here = ray.get_runtime_context()
     key = (here.get_worker_id(), job)
-    if key not in _holders:
+    if key not in _holders or _is_dead(_holders[key]):
         options = {
             "name": f"timeslice-holder-{here.get_job_id()}-{job}",
             "get_if_exists": True,
@@ -219,6 +242,31 @@ def _holder(job: str) -> Any:
         }
         _holders[key] = ray.remote(Holder).options(**options).remote()
     return _holders[key]
+
+
+def _is_dead(actor: Any) -> bool:
+    """As far as Ray has told this process: what is sent now may still fail with ActorDiedError."""
+    return bool(actor._get_local_state() == ActorTableData.ActorState.DEAD)  # noqa: SLF001 - Ray tells it nowhere else
+
+
+def _job(job: str | None) -> str:
+    """``job``, else this process's own."""
+    if job:
+        return check_name("job", job)
+    found = shared_job()
+    if not found:
+        _tell(found := default_job())
+    return found
+
+
+@cache
+def _tell(job: str) -> None:
+    log.info("this Ray job is job %s, after node and process: set TIMESLICE_JOB to give it a name of its own", job)
+
+
+def _refuse_text(name: str, given: object) -> None:
+    if isinstance(given, str):
+        raise UsageError(f"{name}={given!r}: give a list of names, as in {name}=[{given!r}]")
 
 
 def _without_secrets(url: str) -> str:

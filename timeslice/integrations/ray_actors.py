@@ -72,7 +72,3 @@ def _register_plain(group: str, job: str) -> None:
         client.driver.run(registration(keys, job, client.host, 0))
     except RedisUnreachableError as error:
         log.warning("group %s: the actor of job %s registers later: %s", group, job, error)
-
-
-def _checked(groups: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(check_name("group", group) for group in groups))

@@ -69,14 +69,16 @@ class Holder:
             await asyncio.shield(turn.granted)
             await self._register_again(request, turn)
             await line.wait(number)
-            result = _result(request.submit())
+            sent = request.submit()
         except BaseException:
             if turn:
                 turn.leave()
             raise
         finally:
             line.leave(number)
-        # A cancelled caller stops waiting at once. The call itself may run on, and so long the groups are held.
+        # From here on only the end of the call ends its part in the hold, whatever else goes wrong. A cancelled caller
+        # stops waiting at once; the call itself may run on, and so long the groups are held.
+        result = _result(sent)
         result.add_done_callback(turn.leave)
         return await asyncio.shield(result)
 
