@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from timeslice.errors import UsageError
 from timeslice.integrations import torch as module
-from timeslice.integrations.torch import DeviceState, register_module
+from timeslice.integrations.torch import DeviceState
 from timeslice.models import Residency
 from timeslice.up import LocalStack
 
@@ -214,27 +213,6 @@ def test_a_restore_that_does_not_fit_can_be_tried_again(model: Any, monkeypatch:
     assert digest(model) == before
 
 
-def test_use_in_between_is_an_error_that_says_what_to_do(model: Any) -> None:
-    """Calling the model or a part of it, saving it and stepping its optimizer say that a hold is missing; after the
-    restore all of that works again."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = state_of(model, optimizers=(optimizer,))
-    uses = [
-        lambda: model(torch.arange(3)),
-        lambda: model.middle(torch.zeros(16)),
-        model.state_dict,
-        optimizer.step,
-        optimizer.state_dict,
-    ]
-    state.suspend()
-    for use in uses:
-        with pytest.raises(UsageError, match=r"inside of timeslice.hold\('g'\)"):
-            use()
-    state.restore()
-    for use in uses:
-        use()
-
-
 def test_what_appears_later_moves_too(model: Any) -> None:
     """Gradients and optimizer state that did not exist when the model was registered are found when it is suspended."""
     optimizer = torch.optim.Adam(model.parameters())
@@ -245,30 +223,6 @@ def test_what_appears_later_moves_too(model: Any) -> None:
     steps = 4 * len(optimizer.state)  # one number a parameter
     parameters = weights - model.steps.nbytes
     assert state.suspend() == weights + 3 * parameters + steps  # gradients and two moments
-
-
-def test_memory_that_pytorch_can_not_free_is_replaced(model: Any, tmp_path: Path) -> None:
-    """Weights on a mapped file, as checkpoints are loaded, and weights seen by a numpy array move like all others; the
-    same objects stay, tied ones stay tied."""
-    torch.save(model.state_dict(), tmp_path / "weights")
-    model.load_state_dict(torch.load(tmp_path / "weights", mmap=True), assign=True)
-    model.head.weight = model.embedding.weight
-    seen = model.middle.weight.detach().numpy()
-    before, ids, state = digest(model), [id(parameter) for parameter in model.parameters()], state_of(model)
-    assert state.suspend() == state.restore() > 0
-    assert seen.shape == (16, 16)
-    assert digest(model) == before
-    assert [id(parameter) for parameter in model.parameters()] == ids
-    assert model.head.weight.untyped_storage()._cdata == model.embedding.weight.untyped_storage()._cdata
-    model(torch.arange(3)).sum().backward()
-
-
-def test_what_can_not_be_moved_is_refused_at_once() -> None:
-    """A layout without one memory is refused before anything is registered."""
-    holder = nn.Module()
-    holder.register_buffer("tensor", torch.eye(3).to_sparse())
-    with pytest.raises(UsageError, match=r"sparse_coo can't leave the device; make it dense"):
-        register_module("trainers", holder)
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import nn
 import timeslice
 from tests.frameworks.tiny import Watch, history, make_trainer, weights
 from timeslice.errors import LeaseLostError, LeaseUncertainError, UsageError
-from timeslice.integrations import turn as turn_module
+from timeslice.integrations import patience
 from timeslice.integrations.trl import share
 from timeslice.integrations.turn import Turn
 from timeslice.locks import scripts
@@ -95,6 +97,7 @@ def test_evaluation_and_saving_are_held(tmp_path: Path, watch: Watch) -> None:
         watch.note("rewards")
         return by_length(completions)
 
+    held = ("generate for evaluation", "loss for evaluation", "save")
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer = make_trainer(tmp_path, rewards, watch, **options)
     share(trainer, GROUP, register=False)
@@ -103,10 +106,11 @@ def test_evaluation_and_saving_are_held(tmp_path: Path, watch: Watch) -> None:
     before = len(watch.seen)
     assert "eval_reward" in trainer.evaluate()
     trainer.save_model(str(tmp_path / "model"))
+    trainer.predict(trainer.eval_dataset)
     by_hand = {done.removesuffix(" for evaluation") for done, _ in watch.seen[before:]}
     assert by_hand == {"generate", "rewards", "loss", "save"}
-    for held in ("generate for evaluation", "loss for evaluation", "save"):
-        assert watch.during(held) == {("a", "")}
+    for what in held:
+        assert watch.during(what) == {("a", "")}
     assert watch.during("rewards") == {("", "")}
     assert watch.holders() == ("", "")
 
@@ -168,22 +172,61 @@ def test_without_rewards_elsewhere_a_turn_ends_with_its_step(tmp_path: Path, wat
     assert [holders[0] for done, holders in watch.seen if done == "step begins"] == ["a", ""]
 
 
+def fail(*_: Any, **__: Any) -> Any:
+    raise ArithmeticError("broken")
+
+
+def interrupt(*_: Any, **__: Any) -> Any:
+    signal.raise_signal(signal.SIGINT)
+
+
 @pytest.mark.parametrize("where", ["rewards", "generate", "save"])
-def test_an_error_leaves_nothing_behind(tmp_path: Path, watch: Watch, where: str) -> None:
-    """Whatever raises, train() ends with that error, nobody holds and nobody waits."""
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise ArithmeticError(where)
-
+@pytest.mark.parametrize(("broken", "error"), [(fail, ArithmeticError), (interrupt, KeyboardInterrupt)])
+def test_an_error_leaves_nothing_behind(
+    tmp_path: Path, watch: Watch, where: str, broken: Callable[..., Any], error: type[BaseException]
+) -> None:
+    """Whatever raises, Ctrl-C included, train() ends with that error, nobody holds and nobody waits."""
     trainer = make_trainer(tmp_path, broken if where == "rewards" else by_length, watch, save_strategy="steps")
     if where != "rewards":
         setattr(trainer, {"generate": "_generate_single_turn", "save": "_save"}[where], broken)
     share(trainer, GROUP, register=False)
-    with pytest.raises(ArithmeticError, match=where):
+    with pytest.raises(error):
         trainer.train()
     assert (watch.holders(), watch.waiting()) == (("", ""), 0)
     with timeslice.hold(GROUP, job="b", timeout=5):
         pass
+
+
+def take_away(turn: Turn, url: str, prefix: str) -> None:
+    """As an operator does, and its holder is told."""
+    lease = turn._lease
+    driver = SyncDriver(url)
+    group = Keys(prefix).group(GROUP)
+    driver.run(scripts.revoke(group, "a", lease.lease_id, lease.fencing_token, "me", "", at_once=True))
+    lease.note_renewal(driver.run(lease.renewal()), time.monotonic(), lease.lease_id)
+    driver.close()
+
+
+def test_a_lost_lease_ends_an_evaluation(watch: Watch, redis_url: str, prefix: str) -> None:
+    """What was computed without the lease is not returned as if it were good."""
+    turn = Turn(GROUP, device=torch.device("cpu"), job=None, timeout=5)
+    with pytest.raises(LeaseLostError, match="revoked"), turn.inside("eval"):
+        take_away(turn, redis_url, prefix)
+    assert watch.holders() == ("", "")
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_training_inside_of_a_hold_is_warned_of(
+    tmp_path: Path, watch: Watch, caplog: pytest.LogCaptureFixture, *, nested: bool
+) -> None:
+    """Whose own hold keeps the group through all rewards is told, once; else nobody is."""
+    trainer = make_trainer(tmp_path, by_length, watch)
+    share(trainer, GROUP, register=False)
+    with timeslice.hold(GROUP) if nested else contextlib.nullcontext():
+        trainer.train()
+    told = [record.message for record in caplog.records if "inside a hold of your own" in record.message]
+    assert len(told) == nested
+    assert watch.holders() == ("", "")
 
 
 def test_a_lost_lease_ends_the_training(tmp_path: Path, watch: Watch, redis_url: str, prefix: str) -> None:
@@ -196,12 +239,7 @@ def test_a_lost_lease_ends_the_training(tmp_path: Path, watch: Watch, redis_url:
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             if self.state.global_step == 1:
                 known.append(weights(self))
-                lease = shared._turn._lease
-                driver = SyncDriver(redis_url)
-                group = Keys(prefix).group(GROUP)
-                driver.run(scripts.revoke(group, "a", lease.lease_id, lease.fencing_token, "me", "", at_once=True))
-                lease.note_renewal(driver.run(lease.renewal()), time.monotonic(), lease.lease_id)
-                driver.close()
+                take_away(shared._turn, redis_url, prefix)
             return super().compute_loss(*args, **kwargs)
 
     trainer.__class__ = Taken
@@ -213,7 +251,7 @@ def test_a_lost_lease_ends_the_training(tmp_path: Path, watch: Watch, redis_url:
 
 def test_a_server_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
     """A lease that can't be confirmed for the moment does not end the training; one that stays so does."""
-    monkeypatch.setattr(turn_module, "_ASK_S", 0.01)
+    monkeypatch.setattr(patience, "_ASK_S", 0.01)
     turn = Turn(GROUP, device=torch.device("cpu"), job=None, timeout=5)
     with turn.inside("train"):
         answers = iter([True, True, False])
@@ -228,7 +266,7 @@ def test_a_server_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
             turn.ensure_held()
             assert list(answers) == []
             answers = iter([True] * 2)
-            patch.setattr(turn_module, "UNCERTAIN_S", 0.0)
+            patch.setattr(patience, "UNCERTAIN_S", 0.0)
             with pytest.raises(LeaseUncertainError):
                 turn.ensure_held()
 

@@ -128,6 +128,7 @@ def test_a_forked_child_has_no_phase(pools: Pools) -> None:
             callback.close()
             os._exit(0)
         os.wait()
+        hear()
         say("waited")
         hear()
         callback.on_phase_end("train", "trainer")
@@ -135,6 +136,7 @@ def test_a_forked_child_has_no_phase(pools: Pools) -> None:
         job="a",
     )
     assert a.line().startswith("phase train of trainer ends but has not begun; open: none")
+    a.tell()
     assert a.line() == "waited"
     assert pools.holder("trainers") == "a"
     a.tell()
