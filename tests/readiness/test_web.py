@@ -30,6 +30,7 @@ RAW_S = 20.0
 def raw(port: int, sent: bytes) -> bytes:
     """All that comes back for these bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=RAW_S) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)  # what nobody reads is not sent
         connection.sendall(sent)
         found = b""
         while part := connection.recv(65536):
@@ -168,15 +169,25 @@ def test_a_client_that_says_nothing_is_cut_off(port: int, monkeypatch: pytest.Mo
         (b"\x16\x03\x01\x00\xff\r\n\r\n", 400),
         (b"GET /healthz HTTP/2.0\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431),
-        (b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 400_000, 431),
-        (b"POST /healthz HTTP/1.1\r\n\r\n" + b"x" * 400_000, 405),
+        (b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 900_000, 431),
+        (b"POST /healthz HTTP/1.1\r\n\r\n" + b"x" * 900_000, 405),
     ],
 )
-def test_whatever_comes_is_answered_once_and_the_connection_closed(port: int, sent: bytes, status: int) -> None:
+def test_whatever_comes_is_answered_once_and_the_connection_closed(
+    port: int, sent: bytes, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Old clients, proxies, garbage, giant headers and bodies: the answer is read to its end, and no reset."""
+    monkeypatch.setattr(web, "CONNECTION_S", 2 * RAW_S)  # who waits for the end gets it before that
     answer = raw(port, sent)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_who_sends_without_end_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before his time is over."""
+    monkeypatch.setattr(web, "CONNECTION_S", 2 * RAW_S)
+    with pytest.raises(ConnectionError):
+        raw(port, b"POST /healthz HTTP/1.1\r\n\r\n" + bytes(8 << 20))
 
 
 def test_many_probes_share_what_was_read_after_they_came(redis_url: str, prefix: str, world: World) -> None:
