@@ -144,21 +144,23 @@ async def serving(
         await server.stop(0)
         for stand_in in service._workloads._known.values():
             if stand_in:  # else it would stay for RECONNECT_S
-                await stand_in.end()
+                await stand_in.end(said_good_bye=True)
         await service.close()
         await client.close()
 
 
 @asynccontextmanager
 async def placed(
-    url: str, prefix: str, folder: Path, *, reconnect_s: float = RECONNECT_S, **agent: Any
+    url: str, prefix: str, folder: Path, *, reconnect_s: float = RECONNECT_S, agent_runs: bool = True, **agent: Any
 ) -> AsyncIterator[Place]:
-    """All of it; ends with every workload. The agent asks workloads by their channels, unless told otherwise."""
+    """All of it; ends with every workload. The agent asks workloads by their channels, unless told otherwise. With
+    ``agent_runs`` false a test starts agents itself."""
     rig = Rig(url, prefix, folder)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(rig.close)
-        await stack.enter_async_context(rig.agent(**{"make_backend": get_backend, "backends": {}, **agent}))
+        if agent_runs:
+            await stack.enter_async_context(rig.agent(**{"make_backend": get_backend, "backends": {}, **agent}))
         options = CoordinatorOptions(url=url, prefix=prefix, name="c1", lease_ms=3000)
         coordinator = asyncio.create_task(run_coordinator(options, stop=stop))
         stack.push_async_callback(asyncio.wait, {coordinator})
@@ -169,7 +171,8 @@ async def placed(
         async def driven() -> bool:
             return bool((await rig.view()).state.get("owner"))
 
-        await until(driven, "a coordinator drives the group")
+        if agent_runs:
+            await until(driven, "a coordinator drives the group")
         try:
             yield place
         finally:

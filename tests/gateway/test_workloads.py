@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -141,32 +140,6 @@ async def test_a_workload_that_says_good_bye_has_ended(place: Place) -> None:
     await gone(place, target.pid)
     await place.turn("b")
     assert await place.residency("a") == "absent"
-
-
-async def test_a_workload_that_does_not_come_back_has_ended(redis_url: str, prefix: str, tmp_path: Path) -> None:
-    """Not before its time is over: until then it may still be on the device."""
-    async with placed(redis_url, prefix, tmp_path, reconnect_s=1.0) as place:
-        a = await place.workload("a")
-        await place.turn("a")
-        await a.close()
-        assert await place.residency("a") == "resident"
-        await place.turn("b")
-        assert await place.residency("a") == "absent"
-        again = await place.workload("a")
-        assert again.kinds() == []
-
-
-async def test_a_stand_in_that_is_killed_ends_its_stream_only(place: Place) -> None:
-    """The workload is told to register again, and can."""
-    a, b = await place.workload("a"), await place.workload("b")
-    (target,) = [target for target in await targets(place) if target.job == "a"]
-    os.kill(target.pid, signal.SIGKILL)
-    assert await a.call.code() == Code.UNAVAILABLE
-    await gone(place, target.pid)
-    again = await place.workload("a")
-    await place.turn("a")
-    await place.turn("b")
-    assert (again.kinds(), b.kinds()) == (["snapshot"], [])
 
 
 async def test_an_order_by_force_does_not_stop_the_stand_in(redis_url: str, prefix: str, tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ CHANNEL = "channel"
 DEFAULT, DEFAULT_EMULATED = (CHANNEL,), (CHANNEL, "arena")
 
 
+def stands_in(target: Target) -> bool:
+    """Whether it is only the end of a wire to a process elsewhere. Its own end tells nothing of that one, unless it has
+    let its channel go before: then that one said good-bye."""
+    return target.backend == CHANNEL and bool(target.channel)
+
+
 def _listens(targets: Sequence[Target]) -> bool:
     """Whether a workload in these processes can answer: a stopped one can't, and would cost the whole deadline."""
     listening = [target for target in targets if target.channel]

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from timeslice import metrics
 from timeslice.agent import procfs
 from timeslice.agent.calling import Deadline
+from timeslice.agent.choice import CHANNEL
 from timeslice.agent.group import OUT, Scope
 from timeslice.agent.presence import seen
 from timeslice.agent.state import Seen
+from timeslice.agent.targets import MAX_ENDED
 from timeslice.backends.base import Job, Probe
 from timeslice.errors import BackendError
 from timeslice.locks.scripts import Observed
@@ -37,6 +39,7 @@ class Looker:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._believed: dict[str, str] = {}  # job with processes here -> residency, when the server last knew it
+        self._strays: set[str] = set()  # cut off, and at the last look nothing was known of them
 
     async def look(self, view: GroupView, *, first: bool = False, whole: bool = False) -> list[Observed]:
         """What the group should be told: what it does not know, or with ``whole`` all.
@@ -45,15 +48,20 @@ class Looker:
         """
         scope = self._scope
         look = self._ask if first else self._observe
+        adrift = self._adrift(view)
 
         async def find(job: str) -> _Finding | None:
-            seen = await look(job)
+            if job in adrift:
+                return adrift[job]
+            seen = await (self._welcome(view, job) if job in back else look(job))
             # One on its way out shows nothing any more, though the kernel may not have freed its memory yet.
             if any(procfs.exits(target) for target in scope.registry.alive(job)):
                 seen = None
             return seen or self._remembered(view, job)
 
-        found = [f for f in await asyncio.gather(*map(find, scope.registry.jobs())) if f]
+        back = {job for job, _ in scope.registry.cut_off} - adrift.keys()
+        jobs = {*scope.registry.jobs(), *adrift}
+        found = [f for f in await asyncio.gather(*map(find, sorted(jobs))) if f]
         found += [
             _Finding(scope.presences.out(job), measured=True)
             for job in self._departed(view)
@@ -97,6 +105,50 @@ class Looker:
         measured = found.backend.capabilities().freed_share > 0
         return _evidence(job, found.probe, found.backend.name, measured=measured) or await self._observe(job)
 
+    def _adrift(self, view: GroupView) -> dict[str, _Finding | None]:
+        """Jobs whose workload was cut off without a good-bye: suspended if it was, for only an order brings it back;
+        else unknown. While one holds, that keeps everybody out as well, and it may come back meanwhile."""
+        found: dict[str, _Finding | None] = {}
+        registry = self._scope.registry
+        strays = set()
+        for job in registry.adrift():
+            state, last = self._stood(view, job), self._scope.presences.last.get(job)
+            if not state and job in self._strays and len(registry.ended) < MAX_ENDED:
+                registry.settle(job)  # it never had anything, also by a word that is later than its end
+                continue
+            found[job] = None
+            if not state:
+                strays.add(job)
+            elif state == Residency.SUSPENDED:
+                found[job] = _Finding(last, measured=False) if last and last.state == state else None
+            elif view.holder != job:
+                found[job] = _Finding(Seen(job=job, state=Residency.FAULTED, backend=CHANNEL), measured=False)
+        self._strays = strays
+        return found
+
+    def _stood(self, view: GroupView, job: str) -> str:
+        """Where a job that was cut off is last known to have been; '' if it never had anything."""
+        told, last = _member(view, self._scope.node, job), self._scope.presences.last.get(job)
+        if told or last:
+            return told.state if told else last.state if last else ""
+        knows = self._scope.node in view.nodes or view.counter >= self._scope.floor  # else the server has lost data
+        return "" if knows else Residency.FAULTED
+
+    async def _welcome(self, view: GroupView, job: str) -> _Finding | None:
+        """A workload that was cut off is here again: it alone can tell where its state is, also without any bytes."""
+        if not self._stood(view, job):
+            self._scope.registry.settle(job)
+            return await self._observe(job)
+        try:
+            found = await self._scope.presences.find(job, Deadline(LOOK_S))
+        except BackendError as error:
+            log.warning("group %s: job %s is back and could not be asked: %s", self._scope.name, job, error)
+            return None
+        if found is None:
+            return None
+        self._scope.registry.settle(job)
+        return _Finding(found.seen(), measured=False)
+
     def _remembered(self, view: GroupView, job: str) -> _Finding | None:
         """What the last step made of a job, or what the group believed of it before it lost its data: the best there
         is where nothing can be observed from outside."""
@@ -115,7 +167,8 @@ class Looker:
     def _departed(self, view: GroupView) -> set[str]:
         """Jobs that the group or the registry knows here, with no process left."""
         told = {member.job for member in view.members if member.node == self._scope.node}
-        return (told | set(self._scope.registry.departed)) - set(self._scope.registry.jobs())
+        registry = self._scope.registry
+        return (told | set(registry.departed)) - set(registry.jobs()) - registry.adrift()
 
     def _is_unheld(self, view: GroupView, job: Seen) -> bool:
         """C20: bytes on the device, though it was not granted since it was last seen off it."""

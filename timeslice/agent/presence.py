@@ -69,10 +69,20 @@ class Presences:
         self.last: dict[str, Seen] = {}
 
     async def find(self, job: str, deadline: Deadline, *, force: bool = False) -> Presence | None:
-        """The job as it is now, or None when no process of it lives here. BackendError when it can't be told.
+        """The job as it is now, or None when no process of it lives here. BackendError when it can't be told: above all
+        when its workload was cut off, for then it may be anywhere.
 
         ``force``: looked at, and then moved, from outside if some backend can.
         """
+        if job in self.registry.adrift():
+            raise BackendError(
+                f"group {self._group}: the workload of job {job} is cut off from node {self._node}, and did not say "
+                "that it ended; let it register again",
+                kind=FaultKind.TRANSIENT,
+                group=self._group,
+                job=job,
+                node=self._node,
+            )
         targets = self.registry.alive(job)
         if not targets:
             return None
@@ -104,7 +114,8 @@ class Presences:
                 if error.kind is not FaultKind.GONE or not await self._some_ended(found):
                     raise
                 continue
-            if self.registry.alive(job):
+            living = {(target.pid, target.start) for target in self.registry.alive(job)}
+            if any((target.pid, target.start) in living for target in found.job.targets):  # who answered is still there
                 self.last[job] = result
                 return result
         return await self.gone(job, deadline)

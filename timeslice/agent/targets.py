@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from timeslice.agent import procfs
+from timeslice.agent.choice import CHANNEL, stands_in
 from timeslice.agent.journal import read_whole, write_whole
 from timeslice.agent.proof import Evidence, examine
 from timeslice.errors import BackendError, FaultKind
@@ -39,7 +40,8 @@ class TargetRegistry:
     watched, and then for no second job. ``refused`` says of every other registration (``job/node/pid``) why not.
 
     ``on_exit`` is called in the event loop when a process ended. ``ended`` holds those whose end was not reported
-    yet, ``departed`` the dead process ids of jobs of which none is left here.
+    yet, ``departed`` the dead process ids of jobs of which none is left here. ``cut_off`` holds processes that stood in
+    for others and ended without a good-bye: for the group they stay until the workload speaks again.
     """
 
     def __init__(self, group: str, node: str, path: Path, on_exit: Callable[[], None]) -> None:
@@ -50,6 +52,7 @@ class TargetRegistry:
         self.refused: dict[str, str] = {}
         self.ended: set[Exited] = set()
         self.departed: dict[str, set[int]] = {}
+        self.cut_off: dict[tuple[str, int], Target] = {}
 
     def load(self) -> None:
         """Take what a former run knew: Redis may have lost it."""
@@ -127,8 +130,8 @@ class TargetRegistry:
                 )
 
     def missing(self, records: Collection[str]) -> list[Target]:
-        """Living processes that the group's ``targets`` hash does not name: it lost them."""
-        living = [watched.target for watched in self._living()]
+        """Processes that live, or count as if, and that the group's ``targets`` hash does not name: it lost them."""
+        living = [*(watched.target for watched in self._living()), *self.cut_off.values()]
         return [target for target in living if f"{target.job}/{target.host}/{target.pid}" not in records]
 
     def jobs(self) -> tuple[str, ...]:
@@ -154,6 +157,15 @@ class TargetRegistry:
         """Set when that process ends; None when it is not watched (any more)."""
         watched = self._watched.get((job, pid))
         return watched.exited if watched and watched.target.start == start else None
+
+    def adrift(self) -> set[str]:
+        """Jobs whose workload may live with its state, and nobody here can reach it."""
+        return {job for job, _ in self.cut_off} - {found.target.job for found in self._living() if found.target.channel}
+
+    def settle(self, job: str) -> None:
+        """The job's state is known without those that were cut off."""
+        for key in [key for key in self.cut_off if key[0] == job]:
+            self._depart(self.cut_off.pop(key))
 
     def forget(self, job: str) -> None:
         """The group knows that this job is gone."""
@@ -229,6 +241,15 @@ class TargetRegistry:
         del self._watched[watched.target.job, watched.target.pid]
 
     def _note_end(self, target: Target) -> None:
+        if stands_in(target):
+            self.cut_off[target.job, target.pid] = target
+            return
+        self._depart(target)
+        said_good_bye = target.backend == CHANNEL
+        if said_good_bye and target.job in self.adrift():
+            self.settle(target.job)
+
+    def _depart(self, target: Target) -> None:
         self.ended.add(Exited(target.job, target.pid, target.start))
         if not self.alive(target.job):
             self.departed.setdefault(target.job, set()).add(target.pid)
@@ -238,7 +259,7 @@ class TargetRegistry:
         return [watched for watched in self._watched.values() if not procfs.has_exited(watched.pidfd)]
 
     def _targets(self) -> list[Target]:
-        return [watched.target for watched in self._watched.values()]
+        return [*(watched.target for watched in self._watched.values()), *self.cut_off.values()]
 
     async def _store(self, targets: list[Target]) -> None:
         try:

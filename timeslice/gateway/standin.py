@@ -5,8 +5,9 @@ on over the pipe to the gateway and wait for the answer. Nothing of the gateway 
 that an agent does to a registered process (stop, copy) can meet it.
 
 On both pipes is one JSON line a message. The first that it reads is ``Setup``, then ``Done`` and ``End``; it writes
-``Ready`` or ``Failed``, then ``Order``. When the gateway ends, it stays for ``linger_s``: a workload that is
-only cut off is still on the device, and must not be taken for gone before it had the time to come back.
+``Ready`` or ``Failed``, then ``Order``. When the gateway ends, it stays for ``linger_s``, so that the next one can
+take over. Only after ``End`` it lets its channel go before it ends itself. However else it ends, the workload may live
+and be on the device, and its agent takes its state for unknown.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ from timeslice.client.callbacks import Busy, Mode
 from timeslice.client.identity import declared, this_target
 from timeslice.client.workload import Workload, register_workload
 from timeslice.errors import TimeSliceError
+from timeslice.locks import scripts
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.keys import Keys
 from timeslice.models import GroupName, Id, JobName, Residency, Text, Wire, Word, brief
-from timeslice.settings import default_node
+from timeslice.settings import Settings, default_node
+
+END_S = 20.0  # a good-bye that could not be told by then is none
 
 
 class Registration(Wire):
@@ -40,7 +46,7 @@ class Setup(Wire):
     kind: Literal["setup"] = "setup"
     url: str = Field(max_length=4096, repr=False)
     workload: Registration
-    suspended: bool  # what the group believes of it
+    suspended: bool | None  # what the group believes of it; None: it can't tell
     linger_s: float = Field(ge=0, le=3600)
 
 
@@ -54,7 +60,7 @@ class Done(Wire):
 
 
 class End(Wire):
-    """The workload has ended."""
+    """The workload said that it has ended."""
 
     kind: Literal["end"] = "end"
 
@@ -84,7 +90,7 @@ _HEARD: TypeAdapter[Setup | Done | End] = TypeAdapter(ToStandIn)
 class StandIn:
     """The callbacks. They run on the workload's thread, ``hear`` and ``leave_alone`` on the main one."""
 
-    def __init__(self, suspended: bool) -> None:
+    def __init__(self, suspended: bool | None) -> None:
         self._suspended, self._alone = suspended, False
         self._token, self._orders = secrets.token_hex(8), 0
         self._answer: Done | None = None
@@ -101,6 +107,8 @@ class StandIn:
     def probe(self) -> tuple[Residency, int, int]:
         if self._alone:
             raise Busy("its gateway is away")
+        if self._suspended is None:  # what it was told last may be done or not; once it has saved all, it is known
+            self.suspend("offload", ())
         return Residency.SUSPENDED if self._suspended else Residency.RESIDENT, 0, 0
 
     def hear(self, answer: Done) -> None:
@@ -155,14 +163,23 @@ def register(setup: Setup, stand_in: StandIn) -> Workload:
     )
 
 
+def say_good_bye(setup: Setup, workload: Workload) -> None:
+    """Have the agent know that this process's end is the workload's."""
+    workload.close()
+    driver, target = SyncDriver(setup.url), workload.target.model_copy(update={"channel": "", "modes": (), "tags": ()})
+    keys = Keys(Settings().prefix).group(workload.group)
+    driver.run(scripts.register(keys, target.job, target.host, target.pid, target.model_dump_json()), deadline_s=END_S)
+    driver.close()
+
+
 def main() -> int:
-    """Stand in until the gateway says ``End``, or is gone and nobody came back. Exit code 2: it can't."""
+    """Stand in until the gateway says ``End``, or is gone. Exit code 2: it can't."""
     logging.basicConfig(level=logging.WARNING, format="stand-in: %(levelname)s %(message)s")
     setup = _HEARD.validate_json(sys.stdin.readline())
     assert isinstance(setup, Setup)
     stand_in = StandIn(setup.suspended)
     try:
-        register(setup, stand_in)
+        workload = register(setup, stand_in)
     except TimeSliceError as error:
         say(Failed(error=str(error)[:2000]))
         return 2
@@ -174,6 +191,8 @@ def main() -> int:
             logging.getLogger("timeslice").warning("a message of the gateway is invalid and ignored: %s", brief(error))
             continue
         if isinstance(message, End):
+            stand_in.leave_alone()  # no order has to be finished first
+            say_good_bye(setup, workload)
             return 0
         if isinstance(message, Done):
             stand_in.hear(message)

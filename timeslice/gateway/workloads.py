@@ -1,8 +1,8 @@
 """The stand-ins of workloads that registered over a WorkloadChannel: one process each, one stream at a time.
 
 A stream that breaks is no proof that the workload ended. Its stand-in stays for ``reconnect_s``, and an order that
-comes meanwhile waits; then the workload is taken to have ended. Who comes back in time is told an order that is
-unanswered once more, under the same id.
+comes meanwhile waits. Who comes back in time is told an order that is unanswered once more, under the same id. Then
+the stand-in ends without a good-bye, and so the group believes nothing of the workload until it registers again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 
 from timeslice.client.aio import AsyncClient
 from timeslice.errors import GroupModeError, RefusedError, UnknownGroupError, quoted
 from timeslice.gateway.operations import FullError
-from timeslice.gateway.standin import Done, End, Failed, FromStandIn, Order, Ready, Registration, Setup
+from timeslice.gateway.standin import END_S, Done, End, Failed, FromStandIn, Order, Ready, Registration, Setup
 from timeslice.locks.view import GroupView
 from timeslice.models import TEXT_MAX, Residency, brief
 
@@ -27,7 +28,7 @@ log = logging.getLogger("timeslice.gateway")
 
 RECONNECT_S = 30.0  # as long as a lease
 STAND_INS_MAX = 64
-_READY_S, _END_S = 30.0, 5.0
+_READY_S = 30.0
 CLOSE_S = 1.0  # those that stay are none of a gateway any more
 _HEARD: TypeAdapter[Ready | Failed | Order] = TypeAdapter(FromStandIn)
 
@@ -65,7 +66,7 @@ class StandIn:
         except TimeoutError:
             answer = None
         if not isinstance(answer, Ready):
-            await self.end()
+            await self.end(said_good_bye=False)
             why = answer.error if isinstance(answer, Failed) else "its process did not come up; see the gateway's log"
             asked = self.asked
             raise RefusedError(
@@ -93,11 +94,11 @@ class StandIn:
         self.order = None
         self._say(Done(id=order_id, ok=ok, error=quoted(error)[:TEXT_MAX]))
 
-    async def end(self) -> None:
-        """End the process; its node's agent sees that as the end of the workload."""
-        if self._pipes:
+    async def end(self, *, said_good_bye: bool) -> None:
+        """End the process. Only if it ``said_good_bye`` its node's agent sees that as the end of the workload."""
+        if said_good_bye:
             self._say(End())
-        if not await self.leave(_END_S):
+        if not await self.leave(END_S if said_good_bye else 0.0):
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
@@ -160,28 +161,32 @@ class Workloads:
         if known is None and len(self._known) >= STAND_INS_MAX:
             raise FullError(f"this gateway stands in for {STAND_INS_MAX} workloads already; use another node's")
         self._known[key] = None
+        if known:
+            self._stay(known)
         try:
-            if known:  # it comes back with other capabilities
-                self._stay(known)
-                await known.end()
             made = await self._start(asked)
         except BaseException:
             del self._known[key]
+            if known:
+                self._end(known, said_good_bye=False)
             raise
         self._known[key] = made
+        if known:  # it came back with other capabilities; never is there nobody who stands in for it
+            self._end(known, said_good_bye=True)
         return made
 
     def detach(self, stand_in: StandIn, *, ended: bool) -> None:
         """The stream is over. ``ended``: its workload said so itself."""
         stand_in.attached = False
         if ended or stand_in.ended:
-            self._end(stand_in)
+            self._end(stand_in, said_good_bye=ended)
         else:
-            stand_in.leaving = asyncio.get_running_loop().call_later(self._reconnect_s, self._end, stand_in)
+            loop = asyncio.get_running_loop()
+            stand_in.leaving = loop.call_later(self._reconnect_s, partial(self._end, stand_in, said_good_bye=False))
 
     async def close(self) -> None:
-        """Leave the stand-ins alone: they stay for a while, so that no workload counts as gone while the gateway is
-        started anew."""
+        """Leave the stand-ins alone: they stay for a while, so that no workload's state counts as unknown while the
+        gateway is started anew."""
         found, self._known = [each for each in self._known.values() if each], {}
         for each in found:
             self._stay(each)
@@ -190,17 +195,29 @@ class Workloads:
     async def _start(self, asked: Registration) -> StandIn:
         view = await self._client.status(asked.group)
         self._check(view, asked)
-        mine = (each for each in view.members if (each.node, each.job) == (self._node, asked.job))
-        # An earlier gateway may have stood in for it, and the workload does not say itself how it is.
-        suspended = any(member.state == Residency.SUSPENDED for member in mine)
-        setup = Setup(url=self._client.url, workload=asked, suspended=suspended, linger_s=self._reconnect_s)
+        setup = Setup(
+            url=self._client.url,
+            workload=asked,
+            suspended=self._is_suspended(view, asked.job),
+            linger_s=self._reconnect_s,
+        )
         stand_in = StandIn(asked, _spawn(self._node, self._client.keys.prefix))
         try:
             await stand_in.begin(setup)
         except asyncio.CancelledError:
-            await stand_in.end()
+            await stand_in.end(said_good_bye=False)
             raise
         return stand_in
+
+    def _is_suspended(self, view: GroupView, job: str) -> bool | None:
+        """An earlier gateway may have stood in for it, and the workload does not say itself how it is. None: an order
+        was under way when that one ended, or may have been."""
+        mine = (each for each in view.members if (each.node, each.job) == (self._node, job))
+        state = next((member.state for member in mine), Residency.ABSENT)
+        if view.holder == job or state == Residency.ABSENT:
+            return False
+        settled = {Residency.RESIDENT: False, Residency.SUSPENDED: True}
+        return None if view.swap else settled.get(Residency(state))
 
     def _check(self, view: GroupView, asked: Registration) -> None:
         if not view.exists:
@@ -221,11 +238,11 @@ class Workloads:
         if stand_in.leaving:
             stand_in.leaving.cancel()
 
-    def _end(self, stand_in: StandIn) -> None:
+    def _end(self, stand_in: StandIn, *, said_good_bye: bool) -> None:
         key = (stand_in.asked.group, stand_in.asked.job)
         if self._known.get(key) is stand_in:
             del self._known[key]
-        task = asyncio.create_task(stand_in.end(), name=f"end of stand-in {stand_in.pid}")
+        task = asyncio.create_task(stand_in.end(said_good_bye=said_good_bye), name=f"end of stand-in {stand_in.pid}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
