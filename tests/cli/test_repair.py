@@ -9,6 +9,7 @@ import pytest
 from tests.cli.conftest import NODE, Cli, World
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Observed
+from timeslice.models import Target
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +105,20 @@ def test_a_job_of_unknown_state_is_named_with_its_processes(cli: Cli, world: Wor
     (line,) = left(cli, "--dry-run")
     assert "the device state of job a is unknown" in line
     assert f"end its processes ({NODE} process 77)" in line
+
+
+def test_a_workload_behind_a_gateway_has_to_speak_for_itself(cli: Cli, world: World) -> None:
+    """The process that agents know only stands in for it, so ending that would tell nothing."""
+    world.serve("trainers")
+    keys = world.keys.group("trainers")
+    world.driver.run(scripts.own(keys, "c1"))
+    facts = {"host": NODE, "pid": 77, "start": 1, "uid": 0, "pid_namespace": "x", "backend": "channel"}
+    record = Target.model_validate({"job": "a", **facts}).model_dump_json()
+    world.driver.run(scripts.register(keys, "a", NODE, 77, record))
+    world.driver.run(scripts.report(keys, NODE, world.driver.view(keys).counter, [Observed("a", "faulted")]))
+    (line,) = left(cli, "--dry-run")
+    assert f"have its workload register with the gateway of {NODE} again" in line
+    assert "end its processes" not in line
 
 
 def test_a_swap_in_the_middle_is_waited_for(cli: Cli, world: World) -> None:

@@ -59,7 +59,23 @@ def _jobs(view: GroupView) -> Iterator[Finding]:
         if job.residency != "faulted":
             continue
         where = processes(view, job.job) or "see: timeslice jobs"
-        yield Finding(f"the device state of job {job.job} is unknown", f"end its processes ({where})")
+        way_out = f"end its processes ({where})"
+        if nodes := _stood_in_for(view, job.job):
+            way_out = (
+                f"have its workload register with the gateway of {', '.join(nodes)} again, and say good-bye if it has "
+                "ended; if nothing can speak for it, see `node forget` in the operations manual"
+            )
+        yield Finding(f"the device state of job {job.job} is unknown", way_out)
+
+
+def _stood_in_for(view: GroupView, job: str) -> list[str]:
+    """Nodes where processes of gateways stand in for a workload of the job: to end those tells nothing of it."""
+    nodes = set()
+    for name, record in view.targets.items():
+        of, _, at = name.partition("/")
+        if of == job and '"backend":"channel"' in record:
+            nodes.add(at.partition("/")[0])
+    return sorted(nodes)
 
 
 def _coordinator(view: GroupView) -> Iterator[Finding]:
