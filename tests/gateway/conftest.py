@@ -64,9 +64,13 @@ class Gateway:
         self.callers.append(Caller(self.target, credentials))
         return self.callers[-1]
 
-    async def stop(self) -> None:
+    async def end(self) -> None:
         self._stop.set()
         await self._task
+
+    async def stop(self) -> None:
+        """End it, and its callers."""
+        await self.end()
         for caller in self.callers:
             await caller.channel.close()
 

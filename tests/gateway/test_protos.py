@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
 from timeslice.gateway.proto import snapshot_agent_pb2, timeslice_orchestrator_pb2
 
 ROOT = Path(__file__).parent.parent.parent
 PROTO = ROOT / "timeslice" / "gateway" / "proto"
+SCALARS = {
+    number: name.removeprefix("TYPE_").lower()
+    for name, number in vars(FieldDescriptor).items()
+    if name.startswith("TYPE_")
+}
 
 ORCHESTRATOR = """
 timeslice_orchestrator.v1alpha1 TimeSliceOrchestratorService
@@ -23,18 +28,18 @@ Acquire(AcquireRequest) AcquireResponse
 Yield(YieldRequest) YieldResponse
 ListGroups(ListGroupsRequest) ListGroupsResponse
 GetGroupStatus(GetGroupStatusRequest) GetGroupStatusResponse
-AcquireRequest: job_id 1, group_id 2
-AcquireResponse: success 1, waited_ms 2, context_restored 3
-YieldRequest: job_id 1, group_id 2
-YieldResponse: success 1, pending_waiters 2, snapshot_deferred 3
+AcquireRequest: string job_id 1, string group_id 2
+AcquireResponse: bool success 1, int64 waited_ms 2, bool context_restored 3
+YieldRequest: string job_id 1, string group_id 2
+YieldResponse: bool success 1, int64 pending_waiters 2, bool snapshot_deferred 3
 ListGroupsRequest:
-ListGroupsResponse: group_ids 1
-GetGroupStatusRequest: group_id 1
-GetGroupStatusResponse: group 1, agent_job_states 2
-GroupStatus: group_id 1, group_state 2, state_timestamp 3, locking_job 4, active_job 5, \
-waiter_queue_depth 6, loaded_job 7
+ListGroupsResponse: repeated string group_ids 1
+GetGroupStatusRequest: string group_id 1
+GetGroupStatusResponse: GroupStatus group 1, repeated SnapshotAgentJobState agent_job_states 2
+GroupStatus: string group_id 1, GroupStatus.State group_state 2, google.protobuf.Timestamp state_timestamp 3, \
+string locking_job 4, string active_job 5, int64 waiter_queue_depth 6, string loaded_job 7
 GroupStatus.State: UNSPECIFIED 0, UNKNOWN 1, IDLE 2, IDLE_YIELDED 3, LOCKED 4, SWITCHING 5
-SnapshotAgentJobState: agent 1, job_state 2, job_id 3
+SnapshotAgentJobState: string agent 1, SnapshotAgentJobState.State job_state 2, string job_id 3
 SnapshotAgentJobState.State: UNSPECIFIED 0, IDLE 1, RUNNING 2, TRANSITIONING 3, SAVED 4, FAULTED 5
 """
 
@@ -45,32 +50,37 @@ Restore(RestoreRequest) RestoreResponse
 GetOperation(GetOperationRequest) GetOperationResponse
 Status(StatusRequest) StatusResponse
 WorkloadChannel(stream WorkloadMessage) stream AgentCommand
-SnapshotRequest: job_id 1, group 2, backend 3, backend_config 4
-SnapshotResponse: operation_id 1
-RestoreRequest: job_id 1, group 2, backend 3, backend_config 4
-RestoreResponse: operation_id 1
-GetOperationRequest: operation_id 1
-GetOperationResponse: status 1, storage_bytes? 2, snapshot_device_bytes? 3, elapsed_ms 4, error? 5
+SnapshotRequest: string job_id 1, string group 2, Backend backend 3, BackendConfig backend_config 4
+SnapshotResponse: string operation_id 1
+RestoreRequest: string job_id 1, string group 2, Backend backend 3, BackendConfig backend_config 4
+RestoreResponse: string operation_id 1
+GetOperationRequest: string operation_id 1
+GetOperationResponse: OperationStatus status 1, optional int64 storage_bytes 2, \
+optional int64 snapshot_device_bytes 3, int64 elapsed_ms 4, optional string error 5
 StatusRequest:
-StatusResponse: job_statuses 1, accelerator_statuses 2
-JobStatus: job_id 1, state 2
-AcceleratorStatus: id 1, memory_used_bytes 2, memory_total_bytes 3
-BackendConfig: cuda 1, app_endpoint 2, app_channel 3, direct_memory 4, memory_regions 5
-ProcessTarget: pids 1
-CudaBackendConfig: explicit_target 1
-DirectMemoryBackendConfig: explicit_target 1
-AppEndpointConfig: app 1, endpoints 2, mode 3, tags 4
+StatusResponse: repeated JobStatus job_statuses 1, repeated AcceleratorStatus accelerator_statuses 2
+JobStatus: string job_id 1, JobState state 2
+AcceleratorStatus: string id 1, int64 memory_used_bytes 2, int64 memory_total_bytes 3
+BackendConfig: oneof backend CudaBackendConfig cuda 1, oneof backend AppEndpointConfig app_endpoint 2, \
+oneof backend AppChannelConfig app_channel 3, oneof backend DirectMemoryBackendConfig direct_memory 4, \
+oneof backend MemoryRegionsBackendConfig memory_regions 5
+ProcessTarget: repeated int32 pids 1
+CudaBackendConfig: ProcessTarget explicit_target 1
+DirectMemoryBackendConfig: ProcessTarget explicit_target 1
+AppEndpointConfig: AppEndpointConfig.App app 1, repeated string endpoints 2, SuspendMode mode 3, \
+repeated string tags 4
 AppEndpointConfig.App: UNSPECIFIED 0, VLLM 1, SGLANG 2
-AppChannelConfig: mode 1, tags 2
-MemoryRegion: pid 1, address 2, size_bytes 3
-MemoryRegionsBackendConfig: regions 1, snapshot_name 2
-WorkloadMessage: register 1, result 2
-RegisterWorkload: job_id 1, group 2, capabilities 3
-WorkloadCapabilities: supported_modes 1, default_mode 2, tags 3
-CommandResult: command_id 1, ok 2, error 3
-AgentCommand: command_id 1, snapshot 2, restore 3
-SnapshotCommand: mode 1, tags 2
-RestoreCommand: tags 1
+AppChannelConfig: SuspendMode mode 1, repeated string tags 2
+MemoryRegion: int32 pid 1, uint64 address 2, uint64 size_bytes 3
+MemoryRegionsBackendConfig: repeated MemoryRegion regions 1, string snapshot_name 2
+WorkloadMessage: oneof message RegisterWorkload register 1, oneof message CommandResult result 2
+RegisterWorkload: string job_id 1, string group 2, WorkloadCapabilities capabilities 3
+WorkloadCapabilities: repeated SuspendMode supported_modes 1, SuspendMode default_mode 2, repeated string tags 3
+CommandResult: string command_id 1, bool ok 2, string error 3
+AgentCommand: string command_id 1, oneof command SnapshotCommand snapshot 2, \
+oneof command RestoreCommand restore 3
+SnapshotCommand: SuspendMode mode 1, repeated string tags 2
+RestoreCommand: repeated string tags 1
 Backend: UNSPECIFIED 0, CUDA 1
 SuspendMode: UNSPECIFIED 0, OFFLOAD 1, DISCARD 2
 OperationStatus: UNSPECIFIED 0, PENDING 1, COMPLETE 2, FAILED 3
@@ -95,8 +105,22 @@ def shown(file: FileDescriptor) -> str:
 
 
 def fields(message: Descriptor) -> list[str]:
-    chosen = {each.name for group in message.oneofs if group.name.startswith("_") for each in group.fields}
-    return [f"{field.name}{'?' * (field.name in chosen)} {field.number}" for field in message.fields]
+    """Each with its label, its type, and the oneof that it is in."""
+    return [f"{label(field)}{kind(field, message.file.package)} {field.name} {field.number}" for field in message.fields]
+
+
+def label(field: FieldDescriptor) -> str:
+    if field.is_repeated:
+        return "repeated "
+    group = field.containing_oneof
+    if group is None:
+        return ""
+    return "optional " if group.name.startswith("_") else f"oneof {group.name} "
+
+
+def kind(field: FieldDescriptor, package: str) -> str:
+    made = field.message_type or field.enum_type
+    return made.full_name.removeprefix(f"{package}.") if made else SCALARS[field.type]
 
 
 def values(enum: Any) -> str:
@@ -111,7 +135,7 @@ def values(enum: Any) -> str:
     [(timeslice_orchestrator_pb2, ORCHESTRATOR), (snapshot_agent_pb2, SNAPSHOT_AGENT)],
     ids=["orchestrator", "snapshot_agent"],
 )
-def test_names_and_numbers_are_those_of_llm_d(module: Any, expected: str) -> None:
+def test_names_numbers_and_types_are_those_of_llm_d(module: Any, expected: str) -> None:
     """A client made from llm-d's own files is understood, and understands."""
     assert sorted(shown(module.DESCRIPTOR).splitlines()) == sorted(expected.splitlines())
 

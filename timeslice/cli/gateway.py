@@ -41,6 +41,14 @@ Examples:
     help="Take a group away from a job that has not yielded it after so long.",
 )
 @click.option(
+    "--max-waits",
+    type=click.IntRange(1, 100_000),
+    default=256,
+    show_default=True,
+    metavar="NUMBER",
+    help="Refuse to let more calls wait; each may take two connections to Redis.",
+)
+@click.option(
     "--keepalive",
     type=click.FloatRange(1, 3600),
     default=30.0,
@@ -59,6 +67,7 @@ def gateway(
     tls_client_ca: Path | None,
     insecure: bool,
     max_hold: float,
+    max_waits: int,
     keepalive: float,
     node: str | None,
     log_level: str,
@@ -88,6 +97,7 @@ def gateway(
         tls=Tls(cert=tls_cert, key=tls_key, client_ca=tls_client_ca) if tls_cert and tls_key else None,
         insecure=insecure,
         max_hold_s=max_hold,
+        max_waits=max_waits,
         keepalive_s=keepalive,
     )
     logger.info("gateway of node %s: talking to %s", name, redact_url(session.url))

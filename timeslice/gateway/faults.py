@@ -27,6 +27,7 @@ from timeslice.errors import (
     UnknownNodeError,
     UsageError,
 )
+from timeslice.gateway.operations import FullError
 
 S = TypeVar("S")
 A = TypeVar("A")
@@ -44,6 +45,7 @@ class UnavailableError(TimeSliceError):
 
 _CODES: tuple[tuple[type[TimeSliceError] | tuple[type[TimeSliceError], ...], grpc.StatusCode], ...] = (
     ((UnknownGroupError, UnknownJobError, UnknownNodeError), grpc.StatusCode.NOT_FOUND),
+    (FullError, grpc.StatusCode.RESOURCE_EXHAUSTED),  # before its kind
     ((GroupModeError, RefusedError), grpc.StatusCode.FAILED_PRECONDITION),
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
     ((NotHolderError, LeaseLostError), grpc.StatusCode.PERMISSION_DENIED),

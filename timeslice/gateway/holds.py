@@ -16,7 +16,7 @@ from timeslice.locks.scripts import Request
 from timeslice.locks.view import GroupView
 from timeslice.models import Residency
 
-HOST = "gateway."  # how the hosts of all gateways begin
+HOST = "gateway@"  # how the hosts of all gateways begin; no node has such a name, so no client has such a host
 GONE_S = 3.0  # a job that starts its process anew, or whose workload registers again, has that long
 
 asks_for: ContextVar[str | None] = ContextVar("timeslice_gateway_job", default=None)
@@ -36,10 +36,9 @@ class GatewayClient(AsyncClient):
         return asks_for.get()
 
     def adopt(self, view: GroupView, job: str) -> AsyncLease | None:
-        """Go on with a lease of the job that this gateway in a former life, or another one, has taken. One with a
-        label is no caller's: a Restore takes and yields it by itself."""
+        """Go on with a lease of the job that this gateway in a former life, or another one, has taken."""
         state = view.state
-        ours = state.get("host", "").startswith(HOST) and state.get("confirmed") == "1" and not state.get("label")
+        ours = state.get("host", "").startswith(HOST) and state.get("confirmed") == "1"
         if not ours or not job or view.holder != job:
             return None
         lease_ms = view.number("lease_ms")
@@ -66,7 +65,7 @@ class Hold:
 
     lease: AsyncLease
     until: float  # monotonic: the end of the maximum hold
-    told: bool = False  # a caller knows that it has it
+    taken_over: bool  # a caller of another gateway, or of this one in a former life, has it
     vouched: bool = False  # agents have shown processes of the job since it is held
     nodes: set[str] = field(default_factory=set)  # where they run, as far as is known
     gone_at: float | None = None  # since when none is left

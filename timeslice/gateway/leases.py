@@ -2,7 +2,7 @@
 
 The gateway renews each lease for its caller, until the caller yields, all of its job's processes have ended, or the
 maximum hold is over. It keeps nothing that Redis has not: another gateway finds the leases by their host,
-``gateway.<node>``, and goes on with them.
+``gateway@<node>``, and goes on with them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from timeslice.errors import (
 )
 from timeslice.gateway.faults import UnavailableError
 from timeslice.gateway.holds import GatewayClient, Hold, asks_for, refuse_unknown, why_not_holder
+from timeslice.gateway.operations import FullError
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Yielded, text
 from timeslice.locks.view import GroupView
@@ -56,11 +57,13 @@ class _Past:
 class Leases:
     """What the gateway holds and waits for. All of it runs in one event loop."""
 
-    def __init__(self, client: GatewayClient, max_hold_s: float) -> None:
+    def __init__(self, client: GatewayClient, max_hold_s: float, max_waits: int) -> None:
         self._client = client
         self._max_hold_s = max_hold_s
+        self._max_waits = max_waits
         self._held: dict[Key, Hold] = {}
         self._asking: dict[Key, _Asking] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._past: dict[Key, _Past] = {}
         self._stopping = False
 
@@ -68,29 +71,23 @@ class Leases:
 
     async def take(self, group: str, job: str) -> tuple[AsyncLease, bool]:
         """Wait for the group; at once if it is held for the job already (then False). Cancelled, the last caller of
-        a job takes the request out of the queue."""
+        a job takes the request out of the queue, and gives up what was granted in that moment."""
         key = (check_name("group", group), check_name("job", job))
-        if hold := await self._confirmed(key):
-            hold.told = True
-            return hold.lease, False
-        if self._stopping:
-            raise self._stops(key)
-        asking = self._asking.get(key)
-        if asking is None:
-            asking = self._asking[key] = _Asking(asyncio.create_task(self._ask(*key)))
-        asking.callers += 1
+        if key not in self._asking and (held := await self._confirmed(key)):
+            return held.lease, False
+        asking = self._join(key)
         try:
             await asyncio.wait({asking.task})
         except asyncio.CancelledError:
-            await self._leave(key, asking)
+            leaving = asyncio.create_task(self._leave(key, asking))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            await asyncio.shield(leaving)  # who is cancelled once more has left all the same
             raise
-        if self._asking.get(key) is asking:
-            del self._asking[key]
+        self._forget(key, asking)
         if asking.task.cancelled():
             raise asking.refusal or self._stops(key)
-        hold = asking.task.result()
-        hold.told = True
-        return hold.lease, True
+        return asking.task.result().lease, True
 
     async def give_up(self, group: str, job: str) -> Yielded:
         """Yield for the job. NotHolderError if no gateway holds the group for it."""
@@ -173,7 +170,7 @@ class Leases:
         waiting = [asking.task for asking in self._asking.values()]
         for task in waiting:
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*waiting, *self._leaving, return_exceptions=True)
 
     async def stop(self) -> None:
         """Leave leases to their terms: callers compute under them, and the next gateway of this name goes on with
@@ -185,24 +182,48 @@ class Leases:
 
     # asking
 
+    def _join(self, key: Key) -> _Asking:
+        if self._stopping:
+            raise self._stops(key)
+        waits = sum(asking.callers for asking in self._asking.values())
+        if waits >= self._max_waits:
+            raise FullError(
+                f"group {key[0]}: {waits} calls wait at this gateway, as many as may (--max-waits), so job {key[1]} is "
+                "not queued. Ask again later, or at another gateway.",
+                group=key[0],
+                job=key[1],
+            )
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = _Asking(asyncio.create_task(self._ask(*key)))
+        asking.callers += 1
+        return asking
+
     async def _ask(self, group: str, job: str) -> Hold:
         asks_for.set(sys.intern(job))
         view = await self.look(group)
         if hold := self._adopt(view, job):
             return hold
         refuse_unknown(view)
-        return self._keep(await self._client.acquire(group, job=job, gang=False), 0.0)
+        return self._keep(await self._client.acquire(group, job=job, gang=False))
 
     async def _leave(self, key: Key, asking: _Asking) -> None:
         asking.callers -= 1
         if asking.callers:
             return
-        if self._asking.get(key) is asking:
-            del self._asking[key]  # who asks from now on asks anew
+        self._forget(key, asking)  # who asks from now on asks anew
         asking.task.cancel()
-        (hold,) = await asyncio.gather(asking.task, return_exceptions=True)
-        if isinstance(hold, Hold) and not hold.told and self._held.get(key) is hold:
-            await self._release(key, hold)  # granted in the moment in which its caller left
+        if not asking.task.done():
+            await asyncio.wait({asking.task})
+        if not (asking.task.cancelled() or asking.task.exception() or asking.task.result().taken_over):
+            try:
+                await self._release(key, asking.task.result())
+            except TimeSliceError as error:
+                log.info("group %s: giving up what was granted to job %s as it left: %s", *key, error)
+
+    def _forget(self, key: Key, asking: _Asking) -> None:
+        if self._asking.get(key) is asking:
+            del self._asking[key]
 
     def _stops(self, key: Key) -> UnavailableError:
         return UnavailableError(
@@ -218,12 +239,13 @@ class Leases:
         if past and past.lease.lease_id == view.state.get("lease_id"):
             return None  # its yield is under way
         lease = self._client.adopt(view, job)
-        return self._keep(lease, (view.now_ms - view.number("granted_at_ms")) / 1000) if lease else None
+        held_s = (view.now_ms - view.number("granted_at_ms")) / 1000
+        return self._keep(lease, held_s, taken_over=True) if lease else None
 
-    def _keep(self, lease: AsyncLease, held_s: float) -> Hold:
+    def _keep(self, lease: AsyncLease, held_s: float = 0.0, *, taken_over: bool = False) -> Hold:
         key = (lease.group, lease.job)
         self._past.pop(key, None)
-        hold = self._held[key] = Hold(lease, time.monotonic() + self._max_hold_s - held_s)
+        hold = self._held[key] = Hold(lease, time.monotonic() + self._max_hold_s - held_s, taken_over)
         return hold
 
     def _standing(self, key: Key) -> Hold | None:
@@ -271,8 +293,6 @@ class Leases:
     async def _look_after(self, key: Key, hold: Hold) -> None:
         """End a lease whose job's processes have all ended, or that was held for too long."""
         view = await self.look(hold.lease.group)
-        if view.state.get("lease_id") != hold.lease.lease_id:
-            return  # its next renewal tells why, or puts it back
         vouched = hold.vouched
         if hold.has_ended(view):
             await self._revoke(key, hold, view, "all processes of the job have ended")

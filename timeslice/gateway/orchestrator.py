@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TypeAlias
 
 from grpc.aio import ServicerContext
 
 from timeslice.client.compat import group_status
+from timeslice.errors import AcquireTimeoutError
 from timeslice.gateway.faults import answering
 from timeslice.gateway.leases import Leases
 from timeslice.gateway.proto import timeslice_orchestrator_pb2 as pb
@@ -31,7 +33,17 @@ class Orchestrator(TimeSliceOrchestratorServiceServicer):
     @answering
     async def Acquire(self, request: pb.AcquireRequest, context: _Acquiring) -> pb.AcquireResponse:  # noqa: N802
         group, job = request.group_id, request.job_id
-        lease, new = await self._leases.take(group, job)
+        limit_s = _patience_s(context.time_remaining())
+        try:
+            async with asyncio.timeout(limit_s):
+                lease, new = await self._leases.take(group, job)
+        except TimeoutError as error:
+            raise AcquireTimeoutError(
+                f"group {group}: job {job} was not granted within {limit_s:.3g} s, which is a little less than the "
+                f"call's deadline; it has left the queue. Ask again, and longer. See: timeslice queue {group}",
+                group=group,
+                job=job,
+            ) from error
         log.debug("group %s: job %s from %s %s it", group, job, context.peer(), "takes" if new else "has")
         return pb.AcquireResponse(
             success=True,
@@ -75,3 +87,9 @@ class Orchestrator(TimeSliceOrchestratorServiceServicer):
             for each in status.agent_job_states
         ]
         return pb.GetGroupStatusResponse(group=group, agent_job_states=states)
+
+
+def _patience_s(left_s: float | None) -> float | None:
+    """How long to wait for a caller that waits for ``left_s``: a little less, for a grant that arrives after it has
+    gone would block the group. gRPC tells deadlines rounded up, by up to a hundredth."""
+    return None if left_s is None else left_s - min(left_s / 10, 0.25 + left_s / 50)

@@ -15,16 +15,19 @@ import grpc
 import grpc.aio
 
 from timeslice.errors import UsageError
-from timeslice.gateway.holds import HOST, GatewayClient
+from timeslice.gateway.holds import GatewayClient
 from timeslice.gateway.leases import Leases
 from timeslice.gateway.orchestrator import Orchestrator
 from timeslice.gateway.proto.snapshot_agent_pb2_grpc import add_SnapshotAgentServiceServicer_to_server
 from timeslice.gateway.proto.timeslice_orchestrator_pb2_grpc import add_TimeSliceOrchestratorServiceServicer_to_server
 from timeslice.gateway.snapshots import SnapshotAgentService
-from timeslice.names import MAX_LENGTH, check_name
+from timeslice.locks.loader import load_all
+from timeslice.names import check_name
 
 log = logging.getLogger("timeslice.gateway")
 
+MAX_WAITS = 256  # each may take two connections to Redis, and processes often may open 1024 files
+_OTHERS = 256  # calls at a time that do not wait for a group
 _STOP_S = 2.0  # how long calls under way may take to be answered
 _PING_MS = 1000  # callers may ping so often
 
@@ -49,11 +52,11 @@ class GatewayOptions:
     tls: Tls | None = None
     insecure: bool = False  # answer on any address without TLS
     max_hold_s: float = 3600.0
+    max_waits: int = MAX_WAITS
     keepalive_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if len(check_name("node", self.node)) > MAX_LENGTH - len(HOST):
-            raise UsageError(f"node {self.node} is too long for a gateway: use {MAX_LENGTH - len(HOST)} characters")
+        check_name("node", self.node)
         if not (self.tls or self.insecure or _is_loopback(self.listen)):
             raise UsageError(
                 f"{self.listen} can be reached from other machines, and whoever reaches a gateway may take and yield "
@@ -68,10 +71,13 @@ async def run_gateway(
 
     Raises, at start only, UsageError for an address or a certificate that can't be used, and RedisUnreachableError.
     """
+    load_all()  # with all files open that it may have, leases must still be renewed
     client = GatewayClient(options.url, options.prefix, options.node)
-    leases = Leases(client, options.max_hold_s)
+    leases = Leases(client, options.max_hold_s, options.max_waits)
     snapshots = SnapshotAgentService(client, node=options.node)
-    server = grpc.aio.server(options=_channel_options(options.keepalive_s))
+    server = grpc.aio.server(
+        options=_channel_options(options.keepalive_s), maximum_concurrent_rpcs=options.max_waits + _OTHERS
+    )
     add_TimeSliceOrchestratorServiceServicer_to_server(Orchestrator(leases), server)
     add_SnapshotAgentServiceServicer_to_server(snapshots, server)
     async with AsyncExitStack() as stack:

@@ -37,3 +37,12 @@ def load(name: str) -> Script:
             lines.append(line)
     source = "\n".join(lines) + "\n"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def load_all() -> None:
+    """Read them all now, for a process that may not be able to open a file later."""
+    folder = resources.files("timeslice.locks") / "lua"
+    for part in ("", "alone/"):
+        for file in (folder / part).iterdir():
+            if file.name.endswith(".lua"):
+                load(part + file.name.removesuffix(".lua"))
