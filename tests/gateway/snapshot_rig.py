@@ -76,8 +76,8 @@ class FakeWorkload:
 class Place:
     """One group on one node, served by a gateway that a test calls over a real channel."""
 
-    def __init__(self, rig: Rig, stub: SnapshotAgentServiceStub, service: SnapshotAgentService) -> None:
-        self.rig, self.stub, self.service = rig, stub, service
+    def __init__(self, rig: Rig, stub: SnapshotAgentServiceStub, service: SnapshotAgentService, address: str) -> None:
+        self.rig, self.stub, self.service, self.address = rig, stub, service, address
         self.workloads: list[FakeWorkload] = []
 
     async def workload(self, job: str, *, error: str = "", silent: bool = False) -> FakeWorkload:
@@ -129,17 +129,17 @@ class Place:
 @asynccontextmanager
 async def serving(
     url: str, prefix: str, node: str = NODE, **options: float
-) -> AsyncIterator[tuple[SnapshotAgentServiceStub, SnapshotAgentService]]:
-    """The service alone, on a port of its own."""
+) -> AsyncIterator[tuple[SnapshotAgentServiceStub, SnapshotAgentService, str]]:
+    """The service alone, and its address: a port of its own."""
     client = AsyncClient(url, "gateway", prefix)
     service = SnapshotAgentService(client, node=node, **{"reconnect_s": RECONNECT_S, **options})
     server = grpc.aio.server()
     add_SnapshotAgentServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield SnapshotAgentServiceStub(channel), service
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield SnapshotAgentServiceStub(channel), service, address
     finally:
         await server.stop(0)
         for stand_in in service._workloads._known.values():
@@ -165,8 +165,7 @@ async def placed(
         coordinator = asyncio.create_task(run_coordinator(options, stop=stop))
         stack.push_async_callback(asyncio.wait, {coordinator})
         stack.callback(stop.set)
-        stub, service = await stack.enter_async_context(serving(url, prefix, reconnect_s=reconnect_s))
-        place = Place(rig, stub, service)
+        place = Place(rig, *await stack.enter_async_context(serving(url, prefix, reconnect_s=reconnect_s)))
 
         async def driven() -> bool:
             return bool((await rig.view()).state.get("owner"))

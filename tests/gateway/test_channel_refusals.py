@@ -29,7 +29,7 @@ async def stub(redis_url: str, prefix: str) -> AsyncIterator[SnapshotAgentServic
     driver.run(scripts.heartbeat(keys.group("elsewhere"), "n2", 600_000))
     driver.run(scripts.configure(keys.group("locked"), {}, mode="lock"))
     driver.close()
-    async with serving(redis_url, prefix) as (made, _):
+    async with serving(redis_url, prefix) as (made, *_):
         yield made
 
 

@@ -57,6 +57,12 @@ async def forgotten(place: Place, job: str) -> bool:
     return True
 
 
+async def lose_data(place: Place) -> None:
+    client = place.rig.driver.client
+    await client.delete(*await client.keys(f"{place.rig.prefix}*"))
+    assert await place.residency("a") == "absent"
+
+
 async def deferred(place: Place, job: str) -> bool:
     return any(each.job == job and "cut off" in each.deferred for each in (await place.rig.view()).queue)
 
@@ -168,10 +174,11 @@ async def test_a_gateway_that_is_killed_with_all_stand_ins_lets_no_rival_in(plac
     place.service._workloads._known.clear()
     for each in found:
         each._process.kill()
+        each._process.wait()
     await a.close()
     turn = asyncio.create_task(place.turn("b"))
     await kept_out(place, turn)
-    async with serving(redis_url, place.rig.prefix) as (stub, _):
+    async with serving(redis_url, place.rig.prefix) as (stub, *_):
         again = FakeWorkload(stub, "a")
         again.silent = True
         await again.register()
@@ -212,6 +219,35 @@ async def test_a_workload_that_does_not_come_back_is_not_gone(
         assert again.kinds() == (["restore"] if before == "suspended" else ["snapshot"])
 
 
+CLIENT = """
+import sys, time, grpc
+from timeslice.gateway.proto import snapshot_agent_pb2 as pb
+from timeslice.gateway.proto.snapshot_agent_pb2_grpc import SnapshotAgentServiceStub
+def messages():
+    yield pb.WorkloadMessage(register=pb.RegisterWorkload(job_id="a", group="g"))
+    time.sleep(600)
+call = SnapshotAgentServiceStub(grpc.insecure_channel(sys.argv[1])).WorkloadChannel(messages())
+call.initial_metadata()
+print("up", flush=True)
+next(call)
+"""
+
+
+async def test_a_workload_that_is_killed_said_no_good_bye(redis_url: str, prefix: str, tmp_path: Path) -> None:
+    """Its children may still be on the device."""
+    async with placed(redis_url, prefix, tmp_path, reconnect_s=0.2) as place:
+        process = await asyncio.to_thread(place.rig.spawn, CLIENT, place.address)
+        pid = (await stand_in(place, "a")).pid
+        await place.turn("a")
+        process.kill()
+        await until(lambda: not Path("/proc", str(pid)).exists(), "its stand-in gave up")
+        turn = asyncio.create_task(place.turn("b"))
+        await kept_out(place, turn)
+        again = await place.workload("a")
+        await turn
+        assert again.kinds() == ["snapshot"]
+
+
 async def test_a_good_bye_ends_what_is_unknown(place: Place) -> None:
     """Also one that comes later, by whoever speaks for the job then. Nobody is asked, nor told, anything."""
     await place.workload("a")
@@ -241,6 +277,21 @@ async def test_what_is_unknown_outlives_the_agent(redis_url: str, prefix: str, t
             again = await place.workload("a")
             await turn
             assert again.kinds() == ["snapshot"]
+
+
+async def test_what_is_unknown_outlives_the_servers_data(redis_url: str, prefix: str, tmp_path: Path) -> None:
+    """A server that lost it all is told by the agent, also by one that was started anew meanwhile."""
+    async with placed(redis_url, prefix, tmp_path, agent_runs=False) as place:
+        async with place.rig.agent(make_backend=get_backend, backends={}):
+            await place.workload("a")
+            await place.turn("a")
+            await kill(place, "a")
+            await shown(place, "a", "faulted")
+        await lose_data(place)
+        async with place.rig.agent(make_backend=get_backend, backends={}):
+            await shown(place, "a", "faulted")
+            await lose_data(place)
+            await shown(place, "a", "faulted")
 
 
 @pytest.mark.slow

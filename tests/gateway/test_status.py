@@ -63,7 +63,7 @@ async def test_accelerators_are_told_as_measured(place: Place, redis_url: str) -
 
     found = await until(measured, "the device was measured")
     assert (found.memory_used_bytes, found.memory_total_bytes) == (300, CAPACITY)
-    async with serving(redis_url, place.rig.prefix, node="elsewhere") as (stub, _):
+    async with serving(redis_url, place.rig.prefix, node="elsewhere") as (stub, *_):
         answer = await stub.Status(pb.StatusRequest())
         assert [each.id for each in answer.accelerator_statuses] == [f"{NODE}/{found.id}"]
         assert states(answer) == {"a": "JOB_STATE_RUNNING"}

@@ -119,7 +119,7 @@ async def test_another_gateway_knows_where_a_workload_is(place: Place, redis_url
     await place.service.close()
     assert process_state(old.pid) in "RS"
     assert await place.residency("a") == "suspended"
-    async with serving(redis_url, place.rig.prefix) as (stub, _):
+    async with serving(redis_url, place.rig.prefix) as (stub, *_):
         again = FakeWorkload(stub, "a")
         await again.register()
         assert len(await targets(place)) == 2
