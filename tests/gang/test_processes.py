@@ -71,12 +71,10 @@ def test_a_rank_killed_in_the_queue_ends_the_wait(world: World) -> None:
 
 
 def test_a_rank_killed_before_it_confirmed_ends_the_lease(world: World) -> None:
-    """The other was inside; it finds the lease lost, and the group is free."""
+    """No body has begun, the other's neither; it learns why, and the group is free."""
     dead = start(world, 0, before=UNCONFIRMED)
     until_arrived(world, 1)
-    other = start(world, 1)
-    assert other.line().startswith("inside")
-    told(other, "LeaseLostError", 0, dead.pid)
+    told(start(world, 1), "GangEndedError", 0, dead.pid)
     assert world.holder() == ""
 
 

@@ -111,6 +111,26 @@ def _acquire(
     def left() -> float:
         return PATIENCE_S if until is None else until - clock()
 
+    def all_in(token: int, mode: str, lease_id: str) -> Generator[Op, Any, float]:
+        """Wait until each rank has confirmed the grant: no body runs before. Returns when its renewal was sent."""
+        after, patience = "0-0", clock() + max(left(), _LEAST_DEADLINE_S)
+        while clock() < patience:
+            block_ms = min(request.ttl_ms / 3, (patience - clock()) * 1000)
+            try:
+                entries: Entries = yield Wait(group.grant(lease_id), after, int(block_ms))
+                after = entries[-1][0] if entries else after
+                asked = clock()
+                renewal = yield scripts.renew(group, replace(request, waiter=lease_id), token, floor=floor, mode=mode)
+            except RedisUnreachableError:
+                continue
+            if not isinstance(renewal, Renewed):
+                raise _over(group, request, renewal.by, renewal.reason)
+            if not renewal.unconfirmed:
+                return asked
+        limit = timeout_s if limit_s is None else limit_s
+        yield scripts.cancel(group, request.waiter, why="not all its ranks came in", floor=floor)
+        raise _not_all_in(group, request, limit)
+
     while True:
         sent = clock()
         try:
@@ -130,6 +150,8 @@ def _acquire(
         floor = max(floor, reply.counter)
         lease_id = watch.waiter = reply.gang or request.waiter
         if isinstance(reply, Granted):
+            if reply.unconfirmed:
+                sent = yield from all_in(reply.token, reply.mode, lease_id)
             found = _grant(reply, reply.token, reply.how, reply.swap_ms, floor, sent, started)
             return replace(found, needs_weights=reply.needs_weights)
         if reply.gang != gang:
@@ -167,6 +189,8 @@ def _acquire(
             except RedisUnreachableError:
                 break
             if isinstance(renewal, Renewed):
+                if renewal.unconfirmed:
+                    sent = yield from all_in(token, reply.mode or "served", lease_id)
                 how, swap_ms = fields.get("how", ""), scripts.number(fields.get("swap_ms", ""))
                 found = _grant(reply, token, how, swap_ms, floor, sent, started)
                 return replace(found, needs_weights=fields.get("needs_weights") == "1")
@@ -194,6 +218,16 @@ def _over(group: GroupKeys, request: Request, by: str, reason: str) -> Cancelled
     wait = f"the wait of job {request.job}"
     return CancelledByOperatorError(
         f"group {group.name}: {f'{quoted(by)} cancelled {wait}' if by else f'{wait} was cancelled'}",
+        group=group.name,
+        job=request.job,
+    )
+
+
+def _not_all_in(group: GroupKeys, request: Request, timeout_s: float | None) -> AcquireTimeoutError:
+    within = "" if timeout_s is None else f" within {timeout_s:g} s"
+    return AcquireTimeoutError(
+        f"group {group.name}: the gang of job {request.job} was granted, but not all of its ranks came in{within}; it "
+        f"is over for all of them. See: timeslice queue {group.name}",
         group=group.name,
         job=request.job,
     )

@@ -13,7 +13,7 @@ local operator = who ~= 'client'
 local function give_up(gang, rank)
   local world = redis.call('HGET', waiters_key, gang .. '/world')
   local forms = world and not redis.call('ZSCORE', queue_key, gang)
-  gang_end(gang, party_named(gang, rank) .. ' gave up' .. (why == '' and '' or ': ' .. why)
+  gang_end(gang, rank, party_named(gang, rank) .. ' gave up' .. (why == '' and '' or ': ' .. why)
     .. (forms and '; ' .. ranks_missing(gang, world_of(world)) or ''))
 end
 

@@ -51,7 +51,7 @@ if joined then
   wake('members')
 end
 raise_fence(fence)
-if vouched ~= '' and S.lease_id == vouched and S.confirmed == '1'
+if vouched ~= '' and S.lease_id == vouched and S.confirmed == '1' and S.ending == ''
   and (S.gang == '' and S.host == node and speaks_for(S.renewed_at_ms) or S.gang ~= '' and vouch_for_ranks()) then
   set('deadline_ms', math.max(S.deadline_ms, now + S.lease_ms))
 end

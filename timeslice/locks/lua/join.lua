@@ -4,7 +4,7 @@ ranks is there. The same rank's id always gets the same answer.
 ARGV  1 floor  2 id of this rank  3 gang, or '' while it is not known  4 name of the gang  5 rank  6 how many ranks
       7 job  8 host  9 pid  10 start  11 priority  12 label  13 lease_ms  14 ttl_ms
       15 'lock' to declare the group lock-only, else ''  16 score of an earlier entry of the gang, or ''
-Reply granted token how swap_ms counter mode registered deadline_ms needs_weights gang
+Reply granted token how swap_ms counter mode registered deadline_ms needs_weights gang unconfirmed
       queued position score phase reason holder holder_ms counter mode registered gang   (no score: the gang forms)
       ended by why | mode <mode of the group>
 Events LeaseGranted, WaiterQueued, GangForming, and what advance and reap emit
@@ -25,12 +25,17 @@ local function arrive(old)
   return old and 0 or 1
 end
 
+-- No rank's silence is noticed before its own client would renew.
+local function longest_lease()
+  return math.max(tonumber(ARGV[13]), tonumber(redis.call('HGET', waiters_key, gang .. '/lease_ms')) or 0)
+end
+
 -- What the round asks for, in the words of who came last; as its process counts that of the first rank.
 local function record_of_all()
   local first = party_get(gang, '0') or { host = host, pid = pid, start = start }
   return {
     job = job, host = first.host, pid = first.pid, start = first.start, priority = tonumber(ARGV[11]), label = ARGV[12],
-    lease_ms = tonumber(ARGV[13]), ttl_ms = ttl_ms, enqueued_at_ms = digits(now), world = ARGV[6], name = name,
+    lease_ms = longest_lease(), ttl_ms = ttl_ms, enqueued_at_ms = digits(now), world = ARGV[6], name = name,
   }
 end
 
@@ -55,7 +60,8 @@ if not is_rank(rank, ARGV[6]) then
     .. ' at most')
 end
 gang = string.match(redis.call('HGET', waiters_key, id .. '/gang') or '', '^(%S+) ') or gang
-if has_ended(id) or has_ended(gang) then
+local ending = S.lease_id == gang and S.ending ~= ''
+if (has_ended(id) or has_ended(gang)) and not ending then
   return over()
 end
 if wanted_mode ~= '' and S.mode ~= '' and S.mode ~= wanted_mode then
@@ -67,6 +73,10 @@ if S.mode == '' and wanted_mode ~= '' then
 end
 reap()
 if has_ended(id) or has_ended(gang) then
+  local party = ending and party_get(gang, rank)
+  if party and party.id == id and party_leave(gang, rank) then
+    reclaim(S.ending)
+  end
   advance()
   save()
   return over()
@@ -94,6 +104,7 @@ else
   local arrived
   if not party or party.id ~= id then
     arrived = redis.call('HINCRBY', waiters_key, gang .. '/arrived', arrive(party))
+    redis.call('HSET', waiters_key, gang .. '/lease_ms', longest_lease())
     if place then
       redis.call('HSET', waiters_key, gang .. '/score', ARGV[16])
     end
@@ -125,4 +136,7 @@ if waits ~= '' then
   told[5] = waits
 end
 told[#told + 1] = gang
+if S.lease_id == gang then
+  told[#told + 1] = ranks_unconfirmed(gang)
+end
 return told

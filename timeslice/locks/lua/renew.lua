@@ -3,7 +3,8 @@ Renews a lease; the first renewal confirms the grant. After data loss it puts th
 for itself: the lease lasts as long as none of them is silent.
 ARGV  1 floor  2 lease id  3 token  4 job  5 host  6 pid  7 start  8 lease_ms  9 label
       10 'lock' if the lease is of a lock-only group, else 'served'  11 rank, or '' if it is no gang's  12 how many ranks
-Reply ok deadline_ms counter pending_waiters | lost holder_job holder_token counter taken_by why
+Reply ok deadline_ms counter pending_waiters unconfirmed (ranks without which no body begins)
+      lost holder_job holder_token counter taken_by why
 Events LeaseReinstalled, LeaseReclaimed, and what advance and reap emit
 --]]
 -- @include group waiters gangs residency lease advance
@@ -30,6 +31,7 @@ local function put_back_ranks()
     end
     redis.call('ZADD', alive_key, now + lease_ms, lease .. '/' .. other)
   end
+  redis.call('HSET', waiters_key, lease .. '/confirmed', world) -- bodies have run
   party_renew(lease, rank, party_inside())
 end
 
@@ -45,6 +47,15 @@ local lost_here = S.token < token and S.swap_id < token and S.fence <= token
 settle_clock()
 if rank ~= '' then
   reap() -- a rank that died meanwhile ends it for this one, too
+end
+if S.lease_id == lease and S.ending ~= '' and rank ~= '' then
+  local why = S.ending
+  if party_leave(lease, rank) then
+    reclaim(why)
+  end
+  advance()
+  save()
+  return { 'lost', S.job, S.token, S.counter, '', why }
 end
 local held = S.lease_id == lease and S.token == token and S.deadline_ms >= now
 local party = held and rank ~= '' and party_inside()
@@ -97,4 +108,5 @@ else
   return { 'lost', S.job, S.token, S.counter, by, why }
 end
 save()
-return { 'ok', S.deadline_ms, S.counter, redis.call('ZCARD', queue_key) }
+local pending = pause_reason() == '' and redis.call('ZCARD', queue_key) or 0 -- in a paused group nobody could follow
+return { 'ok', S.deadline_ms, S.counter, pending, rank == '' and 0 or ranks_unconfirmed(lease) }

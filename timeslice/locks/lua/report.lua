@@ -71,7 +71,7 @@ for _, member in ipairs(next(dead) and redis.call('ZRANGE', alive_key, 0, -1) or
   local gang, rank = party_alive(member)
   local party = gang and party_get(gang, rank) -- none: its gang ended a moment ago
   if party and party.host == node and dead[party.pid .. '/' .. party.start] then
-    gang_end(gang, party_named(gang, rank) .. ' ended')
+    gang_end(gang, rank, party_named(gang, rank) .. ' ended')
   end
 end
 for _, waiter in ipairs(next(dead) and redis.call('ZRANGE', queue_key, 0, -1) or {}) do

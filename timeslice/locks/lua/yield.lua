@@ -2,7 +2,7 @@
 Gives the group up. A repeated yield is answered like the first, and so is one of a lease that lost data took along.
 A rank of a gang leaves; the last one out gives the group up.
 ARGV  1 floor  2 lease id  3 token, or '' where an operator yields for a job  4 that operator, or ''
-      5 '1': the body did its work, so a weight sync has brought the weights; else '0'
+      5 '1': the body did its work, so a weight sync has brought the weights (of a gang: if all ranks did); else '0'
       6 rank, or '' if it is no gang's, or for all ranks
 Reply ok pending_waiters kept counter   (kept 1: nobody waits, so the state stays on the device)
       not_holder holder_job holder_token counter taken_by why
@@ -11,22 +11,6 @@ Events LeaseYielded, and what advance and reap emit
 -- @include group waiters gangs residency lease advance
 local lease, token, rank = ARGV[2], ARGV[3], ARGV[6]
 local this_rank = lease .. '/' .. rank
-
--- Takes a rank out; true if it was the last one inside.
-local function leave()
-  local party = party_get(lease, rank)
-  if party and party.renewed ~= 'left' then
-    party.renewed = 'left'
-    party_set(lease, rank, party)
-    redis.call('ZREM', alive_key, this_rank)
-    remember_ended(this_rank)
-    if party.id ~= UNKNOWN then
-      remember_ended(party.id) -- a late repeat of its join must not begin a new round
-    end
-    return redis.call('HINCRBY', waiters_key, lease .. '/left', 1) >= world_of(S.gang)
-  end
-  return false
-end
 
 begin(true, FIELD_MAX)
 local number = token == '' and 0 or check_number('token', tonumber(token))
@@ -45,13 +29,25 @@ if forgotten then
   floor = math.max(floor, number) -- it proves the loss, too
 end
 settle_clock()
-if mine and S.gang ~= '' and rank ~= '' and not leave() then
+if mine and S.ending ~= '' and rank ~= '' then -- its gang ended while it worked
+  local why = S.ending
+  if party_leave(lease, rank) then
+    reclaim(why)
+  end
+  advance()
+  save()
+  return { 'not_holder', S.job, S.token, S.counter, '', why }
+end
+if mine and S.gang ~= '' and rank ~= '' and ARGV[5] ~= '1' and S.label == 'weight_sync' then
+  redis.call('HSET', waiters_key, lease .. '/failed', '1')
+end
+if mine and S.gang ~= '' and rank ~= '' and not party_leave(lease, rank, true) then
   save()
   local pending = redis.call('ZCARD', queue_key)
   return { 'ok', pending, pending == 0 and 1 or 0, S.counter }
 end
 if mine then
-  if ARGV[5] == '1' and S.label == 'weight_sync' then
+  if ARGV[5] == '1' and S.label == 'weight_sync' and redis.call('HEXISTS', waiters_key, lease .. '/failed') == 0 then
     redis.call('HDEL', jobs_key, S.job .. '/needs_weights')
   end
   end_lease('LeaseYielded', 'by', ARGV[4])

@@ -49,6 +49,7 @@ class Granted:
     registered: bool  # False: the agents of this host don't know this process yet
     needs_weights: bool = False  # its content was discarded, and no weight sync has brought it back yet
     gang: str = ""
+    unconfirmed: int = 0  # ranks of the gang that have not confirmed the grant; no body begins before all have
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def parse_asked(group: GroupKeys, job: str, reply: list[Any]) -> Granted | Queue
     """The answer to a waiter or to a rank, who is told its gang behind the rest."""
     kind = text(reply[0])
     if kind == "granted":
-        token, how, swap_ms, counter, mode, registered, _, needs_weights, *gang = reply[1:]
+        token, how, swap_ms, counter, mode, registered, _, needs_weights, *of_gang = reply[1:]
         return Granted(
             int(token),
             text(how),
@@ -97,7 +98,7 @@ def parse_asked(group: GroupKeys, job: str, reply: list[Any]) -> Granted | Queue
             text(mode),
             bool(registered),
             bool(needs_weights),
-            "".join(map(text, gang)),
+            *((text(of_gang[0]), int(of_gang[1])) if of_gang else ()),
         )
     if kind == "queued":
         position, score, phase, reason, holder, holder_ms, counter, mode, registered, *gang = reply[1:]
@@ -126,7 +127,8 @@ def parse_asked(group: GroupKeys, job: str, reply: list[Any]) -> Granted | Queue
 @dataclass(frozen=True)
 class Renewed:
     counter: int
-    pending: int  # how many wait
+    pending: int  # how many wait; none while the group is paused
+    unconfirmed: int = 0  # ranks of the gang without which no body begins
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def renew(
 
     def parse(reply: list[Any]) -> Renewed | Lost:
         if text(reply[0]) == "ok":
-            return Renewed(int(reply[2]), int(reply[3]))
+            return Renewed(int(reply[2]), int(reply[3]), int(reply[4]))
         return Lost(text(reply[1]), int(reply[2]), int(reply[3]), text(reply[4]), text(reply[5]))
 
     r = request

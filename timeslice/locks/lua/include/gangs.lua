@@ -1,7 +1,7 @@
 -- Gangs: the ranks of one program, which wait and hold as one. Needs group, waiters.
 -- In the waiters hash beside the gang's own record: `<gang>/party/<rank>` -> "id host pid start renewed", where renewed
 -- is when that rank last renewed by itself ('-': not yet, 'left': it gave the lease up); `<gang>/arrived`, `<gang>/left`,
--- `<gang>/score` and `<gang>/told`; `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
+-- `<gang>/confirmed` (how many ranks have renewed: no body runs before all have), `<gang>/score` and `<gang>/told`; `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
 -- In alive: `<gang>/<rank>` -> that rank's own deadline. Whoever passes it ends the gang for all.
 local NAMED_MAX = 8
 local UNKNOWN = '?' -- who a rank is, as long as it has not come back after data loss
@@ -24,11 +24,37 @@ local function party_set(gang, rank, party)
     party.id .. ' ' .. party.host .. ' ' .. party.pid .. ' ' .. party.start .. ' ' .. party.renewed)
 end
 
--- A rank that is inside gives a sign of life.
+-- How many ranks of the gang that holds have not confirmed yet that they know of it.
+local function ranks_unconfirmed(gang)
+  return math.max(world_of(S.gang) - (tonumber(redis.call('HGET', waiters_key, gang .. '/confirmed')) or 0), 0)
+end
+
+-- A rank that is inside, or on its way in, gives a sign of life. The last one to confirm lets all bodies begin.
 local function party_renew(gang, rank, party)
+  if party.renewed == '-' and redis.call('HINCRBY', waiters_key, gang .. '/confirmed', 1) == world_of(S.gang) then
+    redis.call('XADD', grant_prefix .. gang, '*', 'kind', 'all')
+  end
   party.renewed = digits(now)
   party_set(gang, rank, party)
   redis.call('ZADD', alive_key, now + S.lease_ms, gang .. '/' .. rank)
+end
+
+-- Takes a rank out of the lease, as `yielded` by itself or not; true if it was the last one inside.
+local function party_leave(gang, rank, yielded)
+  local party = party_get(gang, rank)
+  if not party or party.renewed == 'left' then
+    return false
+  end
+  party.renewed = 'left'
+  party_set(gang, rank, party)
+  redis.call('ZREM', alive_key, gang .. '/' .. rank)
+  if yielded then
+    remember_ended(gang .. '/' .. rank)
+  end
+  if party.id ~= UNKNOWN then
+    remember_ended(party.id) -- a late repeat of its join must not begin a new round
+  end
+  return redis.call('HINCRBY', waiters_key, gang .. '/left', 1) >= world_of(S.gang)
 end
 
 -- A rank for people.
@@ -89,7 +115,8 @@ local function gang_forget(gang, world)
       redis.call('ZREM', alive_key, gang .. '/' .. rank)
     end
   end
-  redis.call('HDEL', waiters_key, gang .. '/arrived', gang .. '/left', gang .. '/score', gang .. '/told')
+  redis.call('HDEL', waiters_key, gang .. '/arrived', gang .. '/left', gang .. '/confirmed', gang .. '/score',
+    gang .. '/told', gang .. '/failed')
 end
 
 -- All ranks read why their gang is over; who asks or renews later is told so, too.

@@ -256,7 +256,7 @@ local function begin(frees, longest)
     'unheard', 'since_ms', 'clock_ms', 'counter', 'seq', 'token', 'granted_at_ms', 'deadline_ms', 'lease_ms',
     'renewed_at_ms', 'swap_ms', 'swap_id', 'swap_since_ms', 'swap_deadline_ms', 'swap_budget_ms',
     'owner_epoch', 'owner_deadline_ms', 'changed_ms', 'quiet_until_ms', 'rebased_ms', 'force', 'waits_on',
-    'evict_how', 'evict_reason', 'evict_tried_ms', 'evict_until_ms', 'drains', 'quiet_why', 'fence', 'gang')
+    'evict_how', 'evict_reason', 'evict_tried_ms', 'evict_until_ms', 'drains', 'quiet_why', 'fence', 'gang', 'ending')
   -- Written out: a loop over names would cost every call several microseconds.
   S = {
     mode = v[1] or '', phase = v[2] or '', reason = v[3] or '', lease_id = v[4] or '', job = v[5] or '',
@@ -273,7 +273,7 @@ local function begin(frees, longest)
     changed_ms = tonumber(v[38]) or 0, quiet_until_ms = tonumber(v[39]) or 0,
     rebased_ms = tonumber(v[40]) or 0, force = v[41] or '', waits_on = v[42] or '', evict_how = v[43] or '',
     evict_reason = v[44] or '', evict_tried_ms = tonumber(v[45]) or 0, evict_until_ms = tonumber(v[46]) or 0,
-    drains = v[47] or '', quiet_why = v[48] or '', fence = tonumber(v[49]) or 0, gang = v[50] or '',
+    drains = v[47] or '', quiet_why = v[48] or '', fence = tonumber(v[49]) or 0, gang = v[50] or '', ending = v[51] or '',
   }
   if S.phase == '' then
     S.phase = 'idle'

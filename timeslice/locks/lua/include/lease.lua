@@ -52,6 +52,7 @@ local function clear_lease()
   if S.gang ~= '' then
     gang_forget(S.lease_id, world_of(S.gang))
     set('gang', '')
+    set('ending', '')
   end
   set('lease_id', '')
   set('job', '')
@@ -118,10 +119,19 @@ local function raise_fence(number)
   end
 end
 
--- A gang ends for all its ranks, whether it holds or waits.
-local function gang_end(gang, why)
-  if S.lease_id == gang then
-    reclaim(why)
+-- A gang ends for all its ranks, whether it holds or waits: by `rank`, which is there no more. Where bodies run, nobody
+-- else is let in before each of the other ranks was told, has ended, or its term is over.
+local function gang_end(gang, rank, why)
+  if S.lease_id == gang and ranks_unconfirmed(gang) > 0 then
+    reclaim(why) -- no body has begun
+  elseif S.lease_id == gang then
+    if S.ending == '' then
+      set('ending', why)
+      gang_tell(gang, why)
+    end
+    if party_leave(gang, rank) then
+      reclaim(S.ending)
+    end
   else
     emit('WaiterReaped', 'waiter', gang, 'job', redis.call('HGET', waiters_key, gang .. '/job') or '', 'reason', why)
     waiter_drop(gang)
@@ -135,7 +145,7 @@ local function reap()
     if not redis.call('ZSCORE', alive_key, member) then
       -- It ended a moment ago, with another rank of its gang.
     elseif gang then
-      gang_end(gang, party_named(gang, rank) .. ' gave no sign of life')
+      gang_end(gang, rank, party_named(gang, rank) .. ' gave no sign of life')
       redis.call('ZREM', alive_key, member) -- also if it was half a record
     elseif redis.call('HEXISTS', waiters_key, member .. '/world') == 0 then -- a gang ends by its ranks, who are no later
       emit('WaiterReaped', 'waiter', member, 'job', redis.call('HGET', waiters_key, member .. '/job') or '')
@@ -143,6 +153,6 @@ local function reap()
     end
   end
   if S.lease_id ~= '' and S.deadline_ms < now then
-    reclaim('expired')
+    reclaim(S.ending == '' and 'expired' or S.ending)
   end
 end
