@@ -142,9 +142,10 @@ async def serving(
             yield SnapshotAgentServiceStub(channel), service, address
     finally:
         await server.stop(0)
-        for stand_in in service._workloads._known.values():
+        for stand_in in list(service._workloads._known.values()):
             if stand_in:  # else it would stay for RECONNECT_S
-                await stand_in.end(said_good_bye=True)
+                service._workloads._stay(stand_in)
+                service._workloads._end(stand_in, said_good_bye=True)
         await service.close()
         await client.close()
 
