@@ -85,6 +85,14 @@ def test_the_nodes_of_one_start_may_count_restarts_differently(torchrun: pytest.
     assert name_of() == here
 
 
+def test_a_gang_of_one_rank_from_each_node_is_none_of_one_node(torchrun: pytest.MonkeyPatch) -> None:
+    """Though it has as many ranks as a node has."""
+    torchrun.setenv("WORLD_SIZE", "4")
+    here = name_of(rank=1, world_size=2)
+    torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert name_of(rank=1, world_size=2) == here
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

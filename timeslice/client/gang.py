@@ -61,7 +61,7 @@ def _is_launched() -> bool:
 
 def _name(world: int) -> str:
     told = [os.environ.get(variable, "") for variable in _LAUNCH]
-    if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") == str(world):
         # Each node counts the restarts that it caused itself. With several nodes the counts differ, and an earlier
         # start is told apart by its ranks being replaced.
         told.append(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""))
