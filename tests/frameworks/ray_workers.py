@@ -76,6 +76,8 @@ class MovesItself(Known):
         return self.arena.resume()
 
     def on_probe(self) -> tuple[str, int, int]:
+        if "probe" not in self.asked:
+            self.asked.append("probe")
         on_device = self.arena.bytes_on_device
         state = "suspended" if self.arena.state == "checkpointed" else "resident" if on_device else "absent"
         return state, on_device, self.arena.bytes_on_host

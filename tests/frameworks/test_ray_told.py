@@ -40,9 +40,9 @@ def test_a_runtime_env_carries_no_password(monkeypatch: pytest.MonkeyPatch, capl
 
 def test_a_job_without_a_name_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Which job it is, and where its name comes from; nothing where it has one."""
-    monkeypatch.setenv("TIMESLICE_JOB", "mine")
+    monkeypatch.setenv("TIMESLICE_JOB", "named")
     with caplog.at_level(logging.INFO, "timeslice"):
-        assert runtime_env(url=URL)["env_vars"]["TIMESLICE_JOB"] == "mine"
+        assert runtime_env(url=URL)["env_vars"]["TIMESLICE_JOB"] == "named"
         monkeypatch.delenv("TIMESLICE_JOB")
         assert runtime_env("other", url=URL)["env_vars"]["TIMESLICE_JOB"] == "other"
         assert not caplog.messages
