@@ -203,3 +203,12 @@ async def test_a_cancelled_task(world: World) -> None:
         is_over(leases[0])
         assert (world.holder(), world.queue()) == ("b", [])
         await rival.yield_()
+
+
+def test_a_lease_that_the_yield_finds_lost(face: Face, world: World) -> None:
+    """It was taken away, and nobody had told us yet: the point raises, and asks for nothing."""
+    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True))
+    world.run(scripts.revoke(world.group(), "a", lease.lease_id, lease.fencing_token, "ops", "drill", at_once=True))
+    with pytest.raises(LeaseLostError, match="ops revoked it"):
+        got(at_point(face, lease, ready=lambda: False))
+    assert (lease.lost.is_set(), world.queue()) == (True, [])

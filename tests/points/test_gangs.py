@@ -12,7 +12,9 @@ from tests.client.faces import in_thread
 from tests.client.world import Job, World
 from tests.points.faces import got
 from tests.support.jobs import wait_until
-from timeslice import AsyncClient, Client, UsageError
+from timeslice import AcquireTimeoutError, AsyncClient, Client, GangEndedError, LeaseLostError, UsageError
+from timeslice.locks.loader import load
+from timeslice.torture.proxy import Proxy
 
 RANK = """
     with timeslice.hold("g", lock_only=True, rank={rank}, world_size=2) as lease:
@@ -100,7 +102,7 @@ def test_what_a_rank_may_not_do_at_a_point(world: World) -> None:
             rival = in_thread(lambda: other.acquire("g", lock_only=True).yield_())
             world.until_queued("b")
             holding: Any = lease.holding
-            assert holding.join("a")
+            assert holding.join("a", lease._terms.gang)
             holding.inside[-1] = object()  # as another thread would stand there
             with pytest.raises(UsageError, match="nested hold"):
                 lease.yield_point(min_slice=0)
@@ -110,3 +112,61 @@ def test_what_a_rank_may_not_do_at_a_point(world: World) -> None:
             got(rank)
         got(rival)
     wait_until(lambda: not world.holder(), "all have left")
+
+
+def both_inside(world: World, **options: Any) -> tuple[Any, Any]:
+    """The leases of the two ranks of job a."""
+    urls = options.pop("urls", [world.url] * 2)
+    asking = [
+        in_thread(
+            lambda rank=rank, url=url: Client(url, job="a").acquire(  # type: ignore[misc]
+                "g", lock_only=True, rank=rank, world_size=2, **options
+            )
+        )
+        for rank, url in enumerate(urls)
+    ]
+    first, second = map(got, asking)
+    return first, second
+
+
+def test_an_outage_at_a_point(proxy: Proxy, world: World) -> None:
+    """A rank that can't ask waits for the answer while its lease stands; the answer is that of all."""
+    one, two = both_inside(world, urls=[proxy.url, world.url])
+    proxy.cut()
+    point = in_thread(lambda: one.yield_point(min_slice=0))
+    assert two.yield_point(min_slice=0) is False
+    rival = in_thread(lambda: Client(job="b").acquire("g", lock_only=True).yield_())
+    world.until_queued("b")
+    assert not point.done()
+    proxy.heal()
+    assert got(point) is False
+    for lease in (one, two):
+        lease.yield_()
+    got(rival)
+
+
+def test_an_outage_at_a_point_that_outlasts_the_lease(proxy: Proxy, world: World) -> None:
+    """Then the error is about the lease, and not about the server."""
+    one, two = both_inside(world, urls=[proxy.url, world.url], lease=1)
+    proxy.cut()
+    with pytest.raises(LeaseLostError, match="did not confirm it for 1 s"):
+        one.yield_point(min_slice=0)
+    assert one.lost.is_set()
+    two.yield_()
+
+
+def test_a_rank_that_can_not_come_back_ends_it_for_all(proxy: Proxy, world: World) -> None:
+    """The others are told which one it was; there is nothing left of theirs to withdraw, and nothing is sent."""
+    one, two = both_inside(world, urls=[world.url, proxy.url])
+    rival = in_thread(lambda: Client(job="b").acquire("g", lock_only=True))
+    world.until_queued("b")
+    patient = in_thread(lambda: two.yield_point(min_slice=0))
+    with pytest.raises(AcquireTimeoutError, match=r"within 0\.5 s"):
+        one.yield_point(min_slice=0, timeout=0.5)
+    world.redis.script_load(load("cancel").source)
+    proxy.lose_reply_to(load("cancel").sha)
+    with pytest.raises(GangEndedError, match="rank 0"):
+        got(patient)
+    assert proxy.armed
+    assert (one.lost.is_set(), two.lost.is_set()) == (True, True)
+    got(rival).yield_()

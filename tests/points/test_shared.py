@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ from tests.client.faces import in_thread
 from tests.client.world import World
 from tests.points.faces import got
 from tests.support.jobs import wait_until
-from timeslice import AsyncClient, Client, LeaseLostError, LeaseUncertainError
+from timeslice import AcquireTimeoutError, AsyncClient, Client, LeaseLostError, LeaseUncertainError, UsageError
+from timeslice.client.context import enter_point
+from timeslice.locks import scripts
 
 
 def test_the_inner_hold_of_one_stack(world: World) -> None:
@@ -103,3 +106,66 @@ def test_a_forked_child_yields_nothing_of_its_parents(world: World) -> None:
         assert os.waitpid(pid, 0)[1] == 0
         lease.ensure_held()
         assert world.holder() == "a"
+
+
+def test_from_the_first_moment_of_a_point_nobody_joins(world: World) -> None:
+    """Nor does a second point begin, before the yield is even sent."""
+    with Client(job="a") as a, a.hold("g", lock_only=True) as lease:
+        assert enter_point(lease)
+        with pytest.raises(LeaseUncertainError, match="yield point"):
+            enter_point(lease)
+        with a.hold("h", lock_only=True):
+            assert not lease.holding.join("a", None)
+        lease.at_point = False
+        assert enter_point(lease)
+        lease.at_point = False
+
+
+def test_starved_behind_a_thread_that_is_inside(world: World) -> None:
+    """The point waits until that has left, but not beyond its `timeout`, and not for a lease that is over."""
+    with Client(job="a") as a, a.hold("g", lock_only=True) as lease:
+        holding: Any = lease.holding
+        holding.inside.append(object())  # as another thread would stand there
+        with pytest.raises(AcquireTimeoutError, match="nothing to compute"):
+            lease.yield_point(ready=lambda: False, timeout=0.1)
+        lease.ensure_held()
+        point = in_thread(lambda: lease.yield_point(ready=lambda: False))
+        world.run(scripts.yield_(world.group(), lease.lease_id, None, by="ops"))
+        lease.note_renewal(world.run(lease.renewal()), 0.0)
+        with pytest.raises(LeaseLostError):
+            got(point)
+        holding.inside.pop()
+
+
+def test_a_hold_inside_of_ready(world: World) -> None:
+    """What `ready` holds meanwhile is its own; afterwards nested holds share the lease of the point again."""
+    answers = iter([False, True])
+    with Client(job="a") as a, a.hold("g", lock_only=True) as lease:
+
+        def ready() -> bool:
+            if not world.holder():
+                with a.hold("g", lock_only=True, timeout=0) as other:
+                    assert other is not lease
+            return next(answers)
+
+        assert lease.yield_point(ready=ready) is True
+        with a.hold("g", lock_only=True, timeout=0) as inner:
+            assert inner is lease
+    assert world.holder() == ""
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [({"gang": False}, {"rank": 0, "world_size": 2}), ({"rank": 0, "world_size": 1}, {"rank": 1, "world_size": 2})],
+)
+def test_a_gang_s_hold_inside_one_of_this_process_alone(
+    world: World, outer: dict[str, Any], inner: dict[str, Any]
+) -> None:
+    """Joined, it would keep the other ranks waiting for this one for ever: an error says what differs."""
+    with Client(job="a") as a, a.hold("g", lock_only=True, **outer) as lease:
+        told = rf"job a as this process alone, and asks inside that as rank {inner['rank']} of a gang of 2"
+        with pytest.raises(UsageError, match=told), a.hold("g", lock_only=True, **inner):
+            pass
+        assert lease.holding.count == 1
+        with a.hold("g", lock_only=True, **outer) as same:
+            assert same is lease

@@ -184,7 +184,8 @@ def hold(
                 ctx.exit(NOT_RUNNABLE)
             _register(client, leases, pid)
             code = child.wait()
-    ctx.exit(code)
+            if code:
+                ctx.exit(code)  # as an error of the hold's body: a command that failed has brought no weights
 
 
 def _environment(client: Client, leases: Sequence[BaseLease]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from timeslice.errors import UsageError
 
 if TYPE_CHECKING:
     from timeslice.client.core import BaseClient
+    from timeslice.client.gang import Gang
     from timeslice.client.lease import BaseLease
 
 Key = tuple[str, str, str]  # url, prefix, group
@@ -23,21 +24,23 @@ class Holding:
     """A group that the current context holds, and who is inside: the threads or tasks of the nested holds that share
     it, outermost first. The last one out yields."""
 
-    __slots__ = ("client", "inside", "key", "lease")
+    __slots__ = ("client", "inside", "key", "lease", "outer")
 
     def __init__(self, client: BaseClient[Any, Any], key: Key, lease: BaseLease) -> None:
         self.client = client
         self.key = key
         self.lease = lease
         self.inside: list[object] = [here()]
+        self.outer: Holding | None = None  # one that is not over, such as one at a yield point
         lease.holding = self
 
     @property
     def count(self) -> int:
         return len(self.inside)
 
-    def join(self, job: str) -> bool:
-        """Share this holding. False if it is over; raises if that would wait for itself or run without the lease."""
+    def join(self, job: str, gang: Gang | None) -> bool:
+        """Share this holding. False if it is over; raises if that would wait for itself, let the other ranks of a gang
+        wait for this one, or run without the lease."""
         if self.lease.inherited:
             return False
         with _counting:
@@ -50,10 +53,23 @@ class Holding:
                     group=self.lease.group,
                     job=job,
                 )
+            own = self.lease._terms.gang  # noqa: SLF001
+            if gang != own:
+                raise UsageError(
+                    f"group {self.lease.group}: this code holds it for job {job} as {_told(own)}, and asks inside that "
+                    f"as {_told(gang)}. A hold inside another shares its lease: give both the same gang, rank and "
+                    "world_size.",
+                    group=self.lease.group,
+                    job=job,
+                )
             if self.lease.state == "lost":
                 self.lease.ensure_held()
             self.inside.append(here())
             return True
+
+
+def _told(gang: Gang | None) -> str:
+    return f"rank {gang.rank} of a gang of {gang.world}" if gang else "this process alone"
 
 
 # What this context holds. Child tasks and asyncio.to_thread inherit it; raw threads begin with nothing.
@@ -103,7 +119,10 @@ def leases() -> list[BaseLease]:
 
 
 def put(holding: Holding) -> None:
-    _held.set({**_held.get(), holding.key: holding})
+    known = _held.get()
+    before = known.get(holding.key)
+    holding.outer = before if before and before.count else None
+    _held.set({**known, holding.key: holding})
 
 
 def release(holding: Holding) -> Steps[None]:
@@ -119,5 +138,6 @@ def release(holding: Holding) -> Steps[None]:
             return
     known = _held.get()
     if known.get(holding.key) is holding:
-        _held.set({key: held for key, held in known.items() if held is not holding})
+        rest = {key: held for key, held in known.items() if held is not holding}
+        _held.set({**rest, holding.key: holding.outer} if holding.outer else rest)
     yield from holding.client._yield(holding.lease)  # noqa: SLF001

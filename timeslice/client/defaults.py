@@ -58,7 +58,8 @@ def hold(
         def train(): ...          # or async def: held for the whole await
 
     Several groups are taken in one order everywhere (configured order, trainers before samplers, name), all or none.
-    Nested holds of one group by one job share the lease; child tasks and ``asyncio.to_thread`` inherit it.
+    Nested holds of one group by one job share the lease; child tasks and ``asyncio.to_thread`` inherit it. The terms
+    are those of the outermost: ``phase="weight_sync"`` inside another hold of the group clears no ``needs_weights``.
 
     ``timeout``: seconds to wait for all of the groups; then AcquireTimeoutError, and the body does not run.
     ``priority``: -100 (last) to 100 (first). ``phase``: name of this part of the training loop, for people.

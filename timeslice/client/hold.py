@@ -25,6 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 @dataclass(frozen=True)
 class _Entered:
     holdings: tuple[Holding, ...]  # in the order taken
+    joined: tuple[Holding, ...]  # those of a hold around this one
 
     def is_current(self) -> bool:
         return all(current(holding.key) is holding for holding in self.holdings)
@@ -66,26 +67,31 @@ class Hold:
             groups = in_order(groups, (yield client.orders(groups)))
         until = None if self._timeout is None else time.monotonic() + self._timeout
         taken: list[Holding] = []
+        joined: list[Holding] = []
         try:
             for group in groups:
                 left = None if until is None else max(until - time.monotonic(), 0.0)
-                taken.append((yield from self._take(client, group, left)))
-            self._entered.append(_Entered(tuple(taken)))
+                if shared := self._join(client, group):
+                    taken.append(shared)
+                    joined.append(shared)
+                else:
+                    taken.append((yield from self._take(client, group, left)))
+            self._entered.append(_Entered(tuple(taken), tuple(joined)))
         except BaseException:
             yield from _release_all(taken)
             raise
         leases = {holding.lease.group: holding.lease for holding in taken}
         return leases[groups[0]] if len(groups) == 1 else tuple(leases[group] for group in self._groups)
 
+    def _join(self, client: BaseClient[Any, Any], group: str) -> Holding | None:
+        held = current((client.url, client.keys.prefix, group))
+        return held if held and held.join(self._terms.job or client.job, self._terms.gang) else None
+
     def _take(self, client: BaseClient[Any, Any], group: str, timeout: float | None) -> Steps[Holding]:
-        key = (client.url, client.keys.prefix, group)
-        held = current(key)
-        if held and held.join(self._terms.job or client.job):
-            return held
         lease: BaseLease | None = None
         try:
             lease = yield from client._acquire(group, self._terms, timeout, limit=self._timeout)  # noqa: SLF001
-            held = Holding(client, key, lease)
+            held = Holding(client, (client.url, client.keys.prefix, group), lease)
             put(held)
             return held
         except BaseException:
@@ -93,12 +99,17 @@ class Hold:
                 client.abandon(lease)
             raise
 
-    def _leave(self, *, failed: bool) -> Steps[None]:
+    def leave(self, *, done: bool) -> None:
+        """As the end of a ``with``, for who enters and leaves by calls. ``done``: no error ended the work."""
+        run(self._leave(done=done))
+
+    def _leave(self, *, done: bool) -> Steps[None]:
         # Frameworks enter in one callback and leave in another, whose context may differ: then the last entry is ours.
         entered = next((each for each in reversed(self._entered) if each.is_current()), self._entered[-1])
         self._entered.remove(entered)
         for holding in entered.holdings:
-            holding.lease.failed |= failed and holding.count == 1
+            # What a nested hold did is for the one around it to judge, unless that is over.
+            holding.lease.done = done and (holding.lease.done or holding not in entered.joined)
         yield from _release_all(entered.holdings)
 
     # with
@@ -115,7 +126,7 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run(self._leave(failed=kind is not None))
+        self.leave(done=kind is None)
 
     # async with
 
@@ -131,7 +142,7 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await run_async(self._leave(failed=kind is not None))
+        await run_async(self._leave(done=kind is None))
 
     # decorator
 

@@ -61,6 +61,7 @@ class BaseLease:
         self.lost = threading.Event()
         self.taken_by: object = None  # the thread or task
         self.holding: Holding | None = None  # where it came from a hold
+        self.done = False  # the body of its hold has ended without an error
         self.at_point = False  # a yield point has given it back, or is about to, and takes it again
         self._client = client
         self._keys = keys
@@ -79,7 +80,6 @@ class BaseLease:
         self.lease_s = request.lease_ms / 1000
         self.pending = 0  # waiters, when the server last told
         self.points = 0  # yield points since the grant; counted for a gang
-        self.failed = False  # an exception ended the body
         self._request = request
         self._state: State = "held"
         self._stands(grant.sent_at)
@@ -112,7 +112,8 @@ class BaseLease:
     def needs_weights(self) -> bool:
         """The job's content was discarded while it was out: push the weights before computing with them.
 
-        As of the grant. A hold with ``phase="weight_sync"`` whose body ends without an exception clears it.
+        As of the grant. A hold with ``phase="weight_sync"`` whose body ends without an exception clears it; of a gang,
+        on all ranks. One inside another hold of the group does not, nor does a lease from ``acquire``.
         """
         return self.grant.needs_weights
 
@@ -200,10 +201,9 @@ class BaseLease:
 
     def yield_call(self) -> Call[Yielded | NotHolder]:
         floor = self._client.floors.get(self.group, 0)
-        done = not self.failed and not self.at_point
         party = self._request.party
         rank = party.rank if party else None
-        return scripts.yield_(self._keys, self.lease_id, self.fencing_token, rank=rank, done=done, floor=floor)
+        return scripts.yield_(self._keys, self.lease_id, self.fencing_token, rank=rank, done=self.done, floor=floor)
 
     def begin_yield(self) -> bool:
         """True for the one caller that may send the yield."""
@@ -324,6 +324,7 @@ class Lease(BaseLease):
         Raises LeaseLostError if it was lost before. A point inside of which another task or thread is in a nested hold
         of the group yields nothing. Of a hold of several groups only this one is yielded: call it on the last one.
         The ranks of a gang all call it equally often, without ``ready``; each asks the server, and all yield or none.
+        While the server is away they wait for it as long as the lease stands; then what ``ensure_held`` raises.
         With ``TIMESLICE_DISABLE=1`` it only waits for ``ready``.
         """
         return run(point(self, min_slice, timeout, ready))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LONGEST_S = 1e9
+_LONGEST_NAME = 200  # bytes
 
 
 def phase(name: str, *, job: str | None = None, groups: Sequence[str] | None = None, url: str | None = None) -> Phase:
@@ -99,7 +100,7 @@ class Phase:
         if entered.stretch.pid != os.getpid():
             return  # a forked child's copy: the phase is its parent's
         seconds = min(time.monotonic() - entered.at, _LONGEST_S)
-        outcome = "ok" if kind is None else kind.__name__[:200]
+        outcome = "ok" if kind is None else kind.__name__.encode()[:_LONGEST_NAME].decode(errors="ignore")
         for keys in entered.groups:
             floor = entered.client.floors.get(keys.name, 0)
             call = scripts.phase(keys, entered.stretch, "ended", seconds=seconds, outcome=outcome, floor=floor)

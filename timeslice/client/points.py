@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from timeslice.client.context import enter_point
 from timeslice.client.steps import Steps, run, run_async
-from timeslice.errors import AcquireTimeoutError, TimeSliceError, UsageError
+from timeslice.errors import AcquireTimeoutError, RedisUnreachableError, TimeSliceError, UsageError
 from timeslice.locks import scripts
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _all_yield(lease: Lease | AsyncLease, min_slice: float) -> Steps[bool]:
     party, client = lease._request.party, lease._client  # noqa: SLF001
     if party is None:
         return False
-    lease.points += 1
+    lease.points += 1  # asked again, it is the same point
     floor = client.floors.get(lease.group, 0)
     call = scripts.gang_point(
         lease._keys,  # noqa: SLF001
@@ -134,7 +134,13 @@ def _all_yield(lease: Lease | AsyncLease, min_slice: float) -> Steps[bool]:
         int(min_slice * 1000),
         floor=floor,
     )
-    return bool((yield client.driver.run(call)))
+    while True:
+        try:
+            return bool((yield client.driver.run(call, deadline_s=max(lease.expires_at - time.monotonic(), 0.0))))
+        except RedisUnreachableError:
+            # No rank may go on without the answer: others may have been told to yield.
+            yield lease.pause(_POLL_S)
+            lease.ensure_held()
 
 
 def _wait_ready(lease: Lease | AsyncLease, ready: Ready | None, until: float, timeout: float | None) -> Steps[None]:

@@ -11,6 +11,7 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections import OrderedDict, deque
@@ -219,24 +220,26 @@ class Renewer:
         return False
 
     def _tell(self, *, send: bool) -> None:
-        """In order: what was told later waits for what is not answered yet."""
-        while self._news and self._news_at <= time.monotonic():
-            call, what = first = self._news[0]
-            try:
-                if send:
-                    self._connection().run(call, deadline_s=0)
-            except RedisUnreachableError as error:
-                log.info("%s: %s", what, error)
-                send = False
-            except TimeSliceError as error:
-                log.warning("%s is not told: %s", what, error)
-            if not send:
-                self._news_at = time.monotonic() + _RETRY_S
-                return
-            with self._wake:
-                if self._news and self._news[0] is first:  # else it was dropped meanwhile
-                    self._news.popleft()
-                self._wake.notify_all()
+        """The oldest, and in the next turn the next: a job that tells faster than the server answers must not keep its
+        leases from being renewed. In order: what was told later waits for what is not answered yet."""
+        if not self._news or self._news_at > time.monotonic():
+            return
+        call, what = first = self._news[0]
+        try:
+            if send:
+                self._connection().run(call, deadline_s=0)
+        except RedisUnreachableError as error:
+            log.info("%s: %s", what, error)
+            send = False
+        except TimeSliceError as error:
+            log.warning("%s is not told: %s", what, error)
+        if not send:
+            self._news_at = time.monotonic() + _RETRY_S
+            return
+        with self._wake:
+            if self._news and self._news[0] is first:  # else it was dropped meanwhile
+                self._news.popleft()
+            self._wake.notify_all()
 
     def _register(self, known: _Registration, *, send: bool) -> bool:
         if send:
@@ -274,6 +277,13 @@ def _finish() -> None:
         renewer.flush(_EXIT_S)
 
 
+def _finish_child() -> None:
+    """A child of multiprocessing ends without atexit, after exit functions of its own."""
+    process, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
+    if process and util and process.parent_process():
+        util.Finalize(None, _finish, exitpriority=0)
+
+
 os.register_at_fork(after_in_child=_start_clean)
 atexit.register(_finish)
 
@@ -283,5 +293,7 @@ def renewer_for(url: str) -> Renewer:
     found = _renewers.get(url)
     if found is None:
         with _making:
+            if not _renewers:
+                _finish_child()
             found = _renewers.setdefault(url, Renewer(url))
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -85,7 +86,7 @@ class PhaseCallback:
                 pools, still_open = self._pools_of(phase, role), self._open
             for pool in pools:
                 begun.leases.append(self._enter(pool, phase))
-                entered.callback(pool.leave)
+                entered.callback(pool.leave, begun)
             for lease in begun.leases:
                 patience.ensure_held(lease)
             if not pools:
@@ -102,11 +103,13 @@ class PhaseCallback:
 
     def on_phase_end(self, phase: str, role: str, context: Context | None = None) -> None:
         """Yield what no other open phase needs. UsageError when this phase has not begun. LeaseLostError when a lease
-        was lost in it; all is yielded then, too."""
+        was lost in it; all is yielded then, too. Called while an error is on its way, as in a ``finally``, it ends the
+        phase as failed: a weight sync has brought no weights then."""
         if self._client is None:
             return
         self._mind_forks()
         log.debug("phase %s of %s ends %s", phase, role, context or "")
+        done = sys.exc_info()[0] is None
         with self._changing:
             begun = [each for each in self._open if (each.name, each.role) == (phase, role)]
             if not begun:
@@ -114,9 +117,11 @@ class PhaseCallback:
                     f"phase {phase} of {role} ends but has not begun; {self._told()}. Call on_phase_begin before it, "
                     "with the same phase and role."
                 )
-            self._open.remove(begun[-1])
-        begun[-1].kept.close()
-        for lease in begun[-1].leases:
+            ended = begun[-1]
+            self._open.remove(ended)
+        ended.done = done
+        ended.kept.close()
+        for lease in ended.leases:
             if lease.lost.is_set():
                 lease.ensure_held()  # raises
 
@@ -186,6 +191,7 @@ class _Phase:
 
     name: str
     role: str
+    done: bool = False  # it has ended, and no error ended it
     leases: list[Lease] = field(default_factory=list)
     kept: ExitStack = field(default_factory=ExitStack)
 
@@ -197,6 +203,7 @@ class _Pool:
         self._client, self._group, self._gang = client, group, gang
         self._changing = threading.Lock()
         self._phases = 0
+        self._done = True  # of all phases that shared the hold so far
         self._held: tuple[Hold, Lease] | None = None
 
     def enter(self, phase: str) -> Lease:
@@ -204,16 +211,17 @@ class _Pool:
         with self._changing:  # a second phase waits here for the grant that the first one waits for
             if self._held is None:
                 hold = self._client.hold(self._group, phase=phase, gang=self._gang)
-                self._held = hold, hold.__enter__()
+                self._held, self._done = (hold, hold.__enter__()), True
             self._phases += 1
             return self._held[1]
 
-    def leave(self) -> None:
+    def leave(self, phase: _Phase) -> None:
         with self._changing:
             self._phases -= 1
+            self._done &= phase.done
             if not self._phases and self._held:
                 (hold, _), self._held = self._held, None
-                hold.__exit__(None, None, None)
+                hold.leave(done=self._done)
 
 
 class CompositeCallback:

@@ -53,7 +53,7 @@ class Turn:
         try:
             synchronize([self._device])  # what was launched is over before somebody else may begin
         finally:
-            taken.__exit__(None, None, None)
+            taken.leave(done=False)  # of a training loop: its weight sync is a hold of its own
 
     def ensure_held(self) -> None:
         """As ``patience.ensure_held``, or nothing is held."""

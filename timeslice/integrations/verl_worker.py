@@ -128,4 +128,4 @@ async def _on_a_thread(span: AbstractContextManager[None]) -> AsyncIterator[None
 
 def _leave(entered: asyncio.Task[None], span: AbstractContextManager[None]) -> None:
     if not entered.cancelled() and entered.exception() is None:
-        span.__exit__(None, None, None)
+        span.__exit__(asyncio.CancelledError, None, None)  # nothing was done in it

@@ -1,7 +1,8 @@
 -- Gangs: the ranks of one program, which wait and hold as one. Needs group, waiters.
 -- In the waiters hash beside the gang's own record: `<gang>/party/<rank>` -> "id host pid start renewed", where renewed
 -- is when that rank last renewed by itself ('-': not yet, 'left': it gave the lease up); `<gang>/arrived`, `<gang>/left`,
--- `<gang>/confirmed` (how many ranks have renewed: no body runs before all have), `<gang>/score` and `<gang>/told`; `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
+-- `<gang>/confirmed` (how many ranks have renewed: no body runs before all have), `<gang>/failed` (a rank left a weight
+-- sync with an error), `<gang>/score` and `<gang>/told`; `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
 -- In alive: `<gang>/<rank>` -> that rank's own deadline. Whoever passes it ends the gang for all.
 local NAMED_MAX = 8
 local UNKNOWN = '?' -- who a rank is, as long as it has not come back after data loss
