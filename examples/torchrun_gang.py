@@ -161,7 +161,9 @@ def main() -> None:
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not find_spec("torch"):
-        raise SystemExit("this example needs PyTorch: in a checkout: pip install torch '.[demo]', or run it by scripts/frameworks")
+        raise SystemExit(
+            "this example needs PyTorch: in a checkout: pip install torch '.[demo]', or run it by scripts/frameworks"
+        )
     if arguments.worker:
         folder, device, rounds = arguments.worker
         worker(Path(folder), Path(device), int(rounds))
