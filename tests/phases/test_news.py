@@ -10,7 +10,7 @@ import pytest
 
 import timeslice
 from tests.client.world import World
-from tests.phases.tale import events, story, told
+from tests.phases.tale import story, told
 from tests.support.jobs import DEADLINE_S, wait_until
 from timeslice.client import renewal
 from timeslice.client.renewal import Renewer
@@ -46,10 +46,11 @@ def test_a_job_that_tells_without_end_keeps_its_lease(world: World) -> None:
             stood = lease.expires_at
             wait_until(lambda: lease.expires_at > stood + 1, "it was renewed past its first term")
             lease.ensure_held()
-            assert events(world, PhaseEnded)
+            assert story(world)
         finally:
             over.set()
             teller.join(DEADLINE_S)
+    told(world, PhaseEnded, 1)
 
 
 def test_what_is_on_its_way_is_not_taken_for_the_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,16 @@ def test_a_hold_inside_of_ready(world: World) -> None:
     assert world.holder() == ""
 
 
+def test_a_hold_that_was_left_elsewhere_is_not_kept(world: World) -> None:
+    """Frameworks enter in one context and leave in another: the first would keep all such leases for ever."""
+    with Client(job="a") as a:
+        left = a.hold("g", lock_only=True)
+        left.__enter__()
+        got(in_thread(lambda: left.__exit__(None, None, None)))
+        with a.hold("g", lock_only=True) as lease:
+            assert lease.holding.outer is None
+
+
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [({"gang": False}, {"rank": 0, "world_size": 2}), ({"rank": 0, "world_size": 1}, {"rank": 1, "world_size": 2})],
