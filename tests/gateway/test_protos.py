@@ -106,7 +106,9 @@ def shown(file: FileDescriptor) -> str:
 
 def fields(message: Descriptor) -> list[str]:
     """Each with its label, its type, and the oneof that it is in."""
-    return [f"{label(field)}{kind(field, message.file.package)} {field.name} {field.number}" for field in message.fields]
+    return [
+        f"{label(field)}{kind(field, message.file.package)} {field.name} {field.number}" for field in message.fields
+    ]
 
 
 def label(field: FieldDescriptor) -> str:

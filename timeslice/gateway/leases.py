@@ -213,7 +213,7 @@ class Leases:
             return
         self._forget(key, asking)  # who asks from now on asks anew
         asking.task.cancel()
-        if not asking.task.done():
+        if not asking.task.done():  # else without a pause, in which another caller would find it held
             await asyncio.wait({asking.task})
         if not (asking.task.cancelled() or asking.task.exception() or asking.task.result().taken_over):
             try:
