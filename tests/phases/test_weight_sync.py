@@ -16,6 +16,7 @@ from tests.client.world import World
 from tests.support.jobs import DEADLINE_S, wait_until
 from timeslice import AcquireTimeoutError, AsyncClient, Client
 from timeslice.integrations.phases import PhaseCallback
+from timeslice.integrations.verl_worker import TimesliceWorkerMixin
 
 
 @pytest.fixture(autouse=True)
@@ -146,8 +147,7 @@ def test_a_driver_whose_phases_are_calls(world: World, monkeypatch: pytest.Monke
     monkeypatch.setenv("TIMESLICE_SAMPLER_GROUP", "g")
     callback = PhaseCallback()
     callback.on_phase_begin("weight_sync", "sampler")
-    callback.on_phase_begin("eval", "sampler")
-    callback.on_phase_end("eval", "sampler")
+    callback.on_phase_begin("eval", "sampler")  # which is the last to leave
     if how == "fails":
         with contextlib.suppress(ZeroDivisionError):
             try:
@@ -156,5 +156,35 @@ def test_a_driver_whose_phases_are_calls(world: World, monkeypatch: pytest.Monke
                 callback.on_phase_end("weight_sync", "sampler")
     elif how == "ends":
         callback.on_phase_end("weight_sync", "sampler")
+    callback.on_phase_end("eval", "sampler")
     callback.close()
     assert misses(world) is (how != "ends")
+
+
+class Rollout:
+    async def update_weights(self) -> None:
+        raise AssertionError("it was cancelled before")
+
+
+class Worker(TimesliceWorkerMixin, Rollout):
+    pass
+
+
+async def test_a_worker_whose_wait_is_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread gets in all the same, and leaves at once: nothing was brought."""
+    for name, value in {"TIMESLICE_SAMPLER_GROUP": "g", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with Client() as other:
+        lease = other.acquire("g")
+        waiting = asyncio.create_task(Worker().update_weights())
+        await asyncio.to_thread(world.until_queued, "a")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        lease.yield_()
+
+        def synced() -> bool:
+            return [e["label"] for e in world.events() if e["type"] == "LeaseYielded"] == ["", "weight_sync"]
+
+        await asyncio.to_thread(wait_until, synced, "it was in and has left")
+    assert misses(world)
