@@ -44,6 +44,7 @@ def worker(folder: Path, device: Path, rounds: int) -> None:
     dist.init_process_group("gloo")
     rank, job = dist.get_rank(), os.environ["TIMESLICE_JOB"]
     arena = Arena(device, label=f"{job}-{rank}")
+    await_all(folder, f"{job}-{rank}")
     weights: Any = None
     with (folder / f"{job}-{rank}.jsonl").open("w") as log:
         for number in range(rounds):
@@ -63,6 +64,16 @@ def worker(folder: Path, device: Path, rounds: int) -> None:
             total = float(weights.sum(dtype=np.float64))
         log.write(json.dumps({"job": job, "rank": rank, "sum": total}) + "\n")
     dist.destroy_process_group()
+
+
+def await_all(folder: Path, name: str) -> None:
+    """Begin when all ranks of all jobs are there, however long loading took: else there were no turns to see."""
+    (folder / f"{name}.ready").touch()
+    until = time.monotonic() + WAIT_S
+    while len(list(folder.glob("*.ready"))) < len(JOBS) * RANKS:
+        if time.monotonic() > until:
+            raise SystemExit(f"not all ranks were ready within {WAIT_S:g} s")
+        time.sleep(0.02)
 
 
 def start(job: str, folder: Path, device: Path, rounds: int, url: str) -> subprocess.Popen[bytes]:

@@ -33,7 +33,7 @@ _SCRIPTS = Rule(_CALL, {"group": "RW", "config": "RW"})
 ROLES: Mapping[str, tuple[Rule, ...]] = {
     "client": (
         Rule(
-            f"{_QUEUE} {_LOOK} {_CONNECT} del hlen hsetnx info xread xrevrange zcard zrank",
+            f"{_QUEUE} {_LOOK} {_CONNECT} del hlen info xread xrevrange zcard zrank",
             {"group": "RW", "config": "R"},
         ),
         _SCRIPTS,

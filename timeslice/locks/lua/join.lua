@@ -123,7 +123,8 @@ else
   else
     waits = ranks_missing(gang, world)
     -- Once, and only of a round that a rank has waited in for a while: each hold of a gang forms for a moment.
-    if party and party.id == id and redis.call('HSETNX', waiters_key, gang .. '/told', '1') == 1 then
+    if party and party.id == id and redis.call('HEXISTS', waiters_key, gang .. '/told') == 0 then
+      redis.call('HSET', waiters_key, gang .. '/told', '1')
       emit('GangForming', 'job', job, 'waiter', gang, 'rank', rank, 'arrived', digits(arrived),
         'world', ARGV[6], 'missing', waits)
     end
