@@ -117,14 +117,19 @@ class Job:
             env={**os.environ, **environment},
         )
         self.pid = self.process.pid
+        self._heard = b""  # lines may come together: what is read ahead is kept here, not where select does not look
 
     def line(self) -> str:
         """The next line that it says."""
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], f"process {self.pid} says nothing"
-        line = self.process.stdout.readline()
-        assert line, f"the process ended with {self.process.wait()}"
-        return line.strip()
+        pipe = self.process.stdout.fileno()
+        while b"\n" not in self._heard:
+            assert select.select([pipe], [], [], DEADLINE_S)[0], f"process {self.pid} says nothing"
+            piece = os.read(pipe, 65_536)
+            assert piece, f"the process ended with {self.process.wait()}"
+            self._heard += piece
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode().strip()
 
     def tell(self, words: str = "") -> None:
         assert self.process.stdin is not None

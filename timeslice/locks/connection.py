@@ -209,12 +209,18 @@ class _Cancellable:
     when the data has just been sent (before Python 3.12): the task would go on as if nobody had cancelled it."""
 
     socket_timeout: float | None
+    _writer: asyncio.StreamWriter | None
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         limit, self.socket_timeout = self.socket_timeout, None
         try:
             async with asyncio.timeout(limit):
                 await super().send_packed_command(command, check_health)  # type: ignore[misc]
+        except (TypeError, RuntimeError) as error:
+            # Since Python 3.12 a transport that was closed a moment ago is written to, and falls over itself.
+            if self._writer and not self._writer.transport.is_closing():
+                raise
+            raise redis.exceptions.ConnectionError("the connection was closed in this moment") from error
         finally:
             self.socket_timeout = limit
 
