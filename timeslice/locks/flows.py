@@ -119,7 +119,10 @@ def _acquire(
             try:
                 entries: Entries = yield Wait(group.grant(lease_id), after, int(block_ms))
                 after = entries[-1][0] if entries else after
-                asked = clock()
+            except RedisUnreachableError:
+                pass  # the renewal is patient, a wait is not
+            asked = clock()
+            try:
                 renewal = yield scripts.renew(group, replace(request, waiter=lease_id), token, floor=floor, mode=mode)
             except RedisUnreachableError:
                 continue

@@ -74,8 +74,8 @@ end
 reap()
 if has_ended(id) or has_ended(gang) then
   local party = ending and party_get(gang, rank)
-  if party and party.id == id and party_leave(gang, rank) then
-    reclaim(S.ending)
+  if party and party.id == id then
+    hear_end(gang, rank)
   end
   advance()
   save()

@@ -48,14 +48,11 @@ settle_clock()
 if rank ~= '' then
   reap() -- a rank that died meanwhile ends it for this one, too
 end
-if S.lease_id == lease and S.ending ~= '' and rank ~= '' then
-  local why = S.ending
-  if party_leave(lease, rank) then
-    reclaim(why)
-  end
+local ended = rank ~= '' and hear_end(lease, rank)
+if ended then
   advance()
   save()
-  return { 'lost', S.job, S.token, S.counter, '', why }
+  return { 'lost', S.job, S.token, S.counter, '', ended }
 end
 local held = S.lease_id == lease and S.token == token and S.deadline_ms >= now
 local party = held and rank ~= '' and party_inside()

@@ -29,14 +29,11 @@ if forgotten then
   floor = math.max(floor, number) -- it proves the loss, too
 end
 settle_clock()
-if mine and S.ending ~= '' and rank ~= '' then -- its gang ended while it worked
-  local why = S.ending
-  if party_leave(lease, rank) then
-    reclaim(why)
-  end
+local ended = mine and rank ~= '' and hear_end(lease, rank) -- while it worked
+if ended then
   advance()
   save()
-  return { 'not_holder', S.job, S.token, S.counter, '', why }
+  return { 'not_holder', S.job, S.token, S.counter, '', ended }
 end
 if mine and S.gang ~= '' and rank ~= '' and ARGV[5] ~= '1' and S.label == 'weight_sync' then
   redis.call('HSET', waiters_key, lease .. '/failed', '1')

@@ -139,6 +139,18 @@ local function gang_end(gang, rank, why)
   end
 end
 
+-- A rank hears that its gang is over, and so is there no more. Why; nil if the gang goes on.
+local function hear_end(gang, rank)
+  if S.lease_id ~= gang or S.ending == '' then
+    return nil
+  end
+  local why = S.ending
+  if party_leave(gang, rank) then
+    reclaim(why)
+  end
+  return why
+end
+
 local function reap()
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', alive_key, '-inf', '(' .. digits(now), 'LIMIT', 0, 64)) do
     local gang, rank = party_alive(member)
