@@ -46,12 +46,22 @@ Word = Annotated[str, Field(max_length=MAX_LENGTH)]
 TEXT_MAX = 2000  # characters of a reason or an error
 Text = Annotated[str, Field(max_length=TEXT_MAX)]
 Mode = Literal["offload", "discard"]
+Url = Annotated[str, Field(max_length=200, pattern=r"\Ahttps?://[A-Za-z0-9._:\[\]/-]+\z")]
 
 
 class Wire(BaseModel):
     """Frozen, closed: an unknown field is an error, not a surprise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Leave(Wire):
+    """What of a process's state leaves the device when another job gets the group. Empty fields leave it to the
+    group's settings; no tags there either means all of it."""
+
+    mode: Mode | Literal[""] = ""
+    tags: tuple[Word, ...] = Field(default=(), max_length=64)
+    slot: Word = ""  # one named instance of what the tags name, such as one adapter of many
 
 
 class Target(Wire):
@@ -68,6 +78,10 @@ class Target(Wire):
     channel: str = Field(default="", max_length=200, pattern=r"\A[A-Za-z0-9._/-]*\z")
     modes: tuple[Mode, ...] = Field(default=(), max_length=8)  # what the workload can do
     tags: tuple[Word, ...] = Field(default=(), max_length=64)
+    slots: tuple[Word, ...] = Field(default=(), max_length=64)
+    leave: Leave = Leave()
+    endpoints: tuple[Url, ...] = Field(default=(), max_length=16)  # of servers that the `http` backend asks
+    dialect: Word = ""  # of these servers: vllm, sglang
 
 
 Step = Literal["prepare", "commit", "rollback"]
@@ -109,6 +123,7 @@ class ChannelCommand(Wire):
     action: Literal["suspend", "restore", "probe"]
     mode: Mode = "offload"
     tags: tuple[Word, ...] = Field(default=(), max_length=64)
+    slot: Word = ""
 
 
 class ChannelAnswer(Wire):
@@ -121,6 +136,8 @@ class ChannelAnswer(Wire):
     device_bytes: Number = 0
     host_bytes: Number = 0
     moved_bytes: Number = 0
+    saved_bytes: Number = 0  # not copied, since host memory had a valid copy already
+    parts: dict[Word, Number] = Field(default_factory=dict, max_length=64)  # bytes on the device by tag, where known
     seconds: float = Field(default=0.0, ge=0, le=1e9)
     error: Text = ""
 

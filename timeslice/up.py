@@ -25,6 +25,8 @@ from timeslice.arena.survey import arenas_of
 from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
 from timeslice.embedded import EmbeddedServer
 from timeslice.errors import RefusedError, TimeSliceError
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.keys import Keys
 from timeslice.settings import default_node, publish_url, runtime_dir, withdraw_url
 
 logger = logging.getLogger("timeslice.up")
@@ -132,6 +134,7 @@ class LocalStack:
             for worker in self._workers:
                 worker.start()
             self._await_ready()
+            self._await_owners()
             publish_url(self.url)
         except BaseException:
             self._take_down(keep=self._inherited)
@@ -190,6 +193,19 @@ class LocalStack:
                     raise TimeSliceError(
                         f"the {worker.name} was not ready within {READY_S:g} s; see the messages above"
                     )
+
+    def _await_owners(self) -> None:
+        """Swaps can be ordered as soon as we say that all is ready: the coordinator has found every group."""
+        until = time.monotonic() + READY_S
+        driver, keys = SyncDriver(self.url), Keys(self.prefix)
+        try:
+            while waiting := [name for name in self.groups if not driver.view(keys.group(name)).state.get("owner")]:
+                self.check()
+                if time.monotonic() > until:
+                    raise TimeSliceError(f"no coordinator drives {', '.join(waiting)}; see the messages above")
+                time.sleep(0.02)
+        finally:
+            driver.close()
 
     def check(self) -> None:
         """Raise what ended a part that should still run."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.conftest import TIMESLICE, eventually
+from tests.cli.conftest import TIMESLICE
 from tests.cli.stack import Up, cli, family, mounts, ready, shown, stop
 from timeslice.cli.output import parse_device_size
 from timeslice.embedded import EmbeddedServer
@@ -31,7 +31,7 @@ def test_everything_runs_when_the_line_is_there(up: Up, folder: Path) -> None:
         assert group["mode"] == "served"
         assert group["emulated"] is True
         assert [node["alive"] for node in group["nodes"]] == [True]
-    eventually(lambda: all(group["coordinator"] for group in shown("status")["groups"]))
+    assert all(group["coordinator"] for group in groups.values())
     assert cli("doctor").returncode == 0
 
 

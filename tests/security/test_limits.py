@@ -42,8 +42,8 @@ def unbounded(annotation: Any, metadata: tuple[Any, ...], where: str) -> Iterato
         for part in get_args(annotation):
             if part is not ...:
                 yield from unbounded(part, (), f"{where}[]")
-    elif inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
-        return
+    elif annotation in WIRE or (inspect.isclass(annotation) and issubclass(annotation, enum.Enum)):
+        return  # a model in a model is walked through by itself
     elif get_args(annotation):  # a union
         for part in get_args(annotation):
             yield from unbounded(part, metadata, where)

@@ -28,6 +28,7 @@ class Capabilities:
     modes: frozenset[Literal["offload", "discard"]] = frozenset({"offload"})
     forced: bool = False  # can suspend a process that does not cooperate (stopped, hung)
     freed_share: float = 0.0  # share of the device bytes that must be measured free after a suspend; 0: not measured
+    overlaps: bool = False  # may bring one job back while it moves another one out, where there is room for both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,11 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What of a job's state is meant. Empty tags mean all of it."""
+    """What of a job's state is meant. Empty tags mean all of it, and for ``restore`` all that is out."""
 
     mode: Literal["offload", "discard"] = "offload"
     tags: tuple[str, ...] = ()
+    slot: str = ""  # one named instance of what the tags name, such as one adapter of many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class Probe:
     device_bytes: int = 0  # on this group's devices
     host_bytes: int = 0  # held for it in host memory
     locked: bool = False  # prepared: it can't touch the device until released
+    parts: dict[str, int] = field(default_factory=dict)  # bytes on the device by tag, where known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,7 @@ class Outcome:
 
     moved_bytes: int = 0
     freed_bytes: int = 0
+    saved_bytes: int = 0  # not copied, since host memory had a valid copy already
     seconds: float = 0.0
     steps: dict[str, float] = field(default_factory=dict)
 
@@ -92,6 +96,7 @@ class Context:
     group: str
     node: str
     devices: tuple[Path, ...] = ()  # folders of emulated devices of this group on this node
+    accelerators: tuple[str, ...] = ()  # UUIDs (GPU-..., MIG-...) of real devices of this group on this node
     channel: Channel | None = None
     options: dict[str, str] = field(default_factory=dict)  # of the agent's ``--backend name:key=value,...``
 
