@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from timeslice.client.aio import AsyncClient
-    from timeslice.client.callbacks import Busy
+    from timeslice.client.callbacks import Busy, Moved
     from timeslice.client.compat import (
         OrchestratorConnectionError,
         OrchestratorError,
@@ -56,6 +56,7 @@ __all__ = [
     "LeaseError",
     "LeaseLostError",
     "LeaseUncertainError",
+    "Moved",
     "OrchestratorConnectionError",
     "OrchestratorError",
     "OrchestratorInternalError",
@@ -82,6 +83,7 @@ _MODULES = {
     "Busy": "client.callbacks",
     "Client": "client.sync",
     "Lease": "client.lease",
+    "Moved": "client.callbacks",
     "OrchestratorConnectionError": "client.compat",
     "OrchestratorError": "client.compat",
     "OrchestratorInternalError": "client.compat",

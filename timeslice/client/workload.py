@@ -13,19 +13,19 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from timeslice.client.callbacks import Busy, Callbacks, OnRestore, OnSuspend, ProbeNow
+from timeslice.client.callbacks import Busy, Callbacks, Mode, Moved, OnRestore, OnSuspend, ProbeNow, State
 from timeslice.client.identity import declared, process_id, this_target
 from timeslice.errors import FaultKind, RedisUnreachableError, TimeSliceError, UsageError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.flows import Wait
 from timeslice.locks.keys import Keys
-from timeslice.models import ChannelAnswer, ChannelCommand, Residency, read_wire
+from timeslice.models import ChannelAnswer, ChannelCommand, Residency, Target, read_wire
 from timeslice.settings import Settings, default_job, default_node, find_url
 
-__all__ = ["Busy", "Workload", "register_arena", "register_workload"]
+__all__ = ["Busy", "Moved", "Workload", "register_arena", "register_workload"]
 
 log = logging.getLogger("timeslice")
 
@@ -45,17 +45,22 @@ def register_workload(
     on_restore: OnRestore,
     probe: ProbeNow | None = None,
     job: str | None = None,
-    modes: Sequence[Literal["offload", "discard"]] = ("offload",),
+    modes: Sequence[Mode] = ("offload",),
     tags: Sequence[str] = (),
+    slots: Sequence[str] = (),
     url: str | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> Workload:
     """Let the agent of this node move this process's device state in ``group`` through these callbacks.
 
     ``on_suspend(mode, tags)`` moves the state to host memory (or drops it, for ``discard``) and returns when the
-    device memory is free; ``on_restore(tags)`` brings it back. Both may return the bytes that they moved, and raise
-    Busy to be asked again. If one fails, the state must be where it was. Empty tags mean everything.
-    ``probe()`` returns (Residency, bytes on the device, bytes in host memory); without it the workload counts as
+    device memory is free; ``on_restore(tags)`` brings it back. Both may return the bytes that they moved, or a Moved,
+    and raise Busy to be asked again. If one fails, the state must be where it was. Empty tags mean everything, and for
+    ``on_restore`` everything that is out. Whoever registers ``slots`` gets the slot as one more argument of both:
+    ``on_suspend(mode, tags, slot)`` and ``on_restore(tags, slot)``, with ``""`` for all of them.
+
+    ``probe()`` returns (Residency, bytes on the device, bytes in host memory) and, if known, a dictionary of the bytes
+    on the device by tag; the state is suspended as soon as some of it is out. Without ``probe`` the workload counts as
     resident from now on, and as what it was last told afterwards.
 
     Callbacks run on a thread of their own, one at a time; coroutine functions run on ``loop``, by default the one that
@@ -63,8 +68,15 @@ def register_workload(
 
     Raises InvalidNameError, and UsageError when no server is known or this process registered for the group already.
     """
-    callbacks = Callbacks(on_suspend, on_restore, probe, loop=loop, modes=tuple(modes), tags=tuple(tags))
-    return Workload(group, callbacks, job=job, url=url)
+    callbacks = Callbacks(
+        on_suspend=on_suspend,
+        on_restore=on_restore,
+        probe=probe,
+        modes=tuple(modes),
+        tags=tuple(tags),
+        slots=tuple(slots),
+    )
+    return Workload(group, callbacks, job=job, url=url, loop=loop)
 
 
 class ArenaLike(Protocol):
@@ -112,6 +124,7 @@ class Workload:
         *,
         job: str | None,
         url: str | None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         node = default_node()
         self.group, self.job = group, job or default_job()
@@ -127,9 +140,10 @@ class Workload:
         # The group is part of it: the roles of one job in one process must not hear each other's commands. Behind it a
         # character that no name has, so that an ACL can give a user the channels of one group.
         channel = f"{group}/{process_id(node)}"
-        self.target = known.model_copy(update={"channel": channel, "modes": callbacks.modes, "tags": callbacks.tags})
+        able = {"modes": callbacks.modes, "tags": callbacks.tags, "slots": callbacks.slots}
+        self.target = Target.model_validate(known.model_dump() | {"channel": channel} | able)
         self._stream = keys.channel(self.job, channel)
-        self._callbacks = callbacks
+        self._state = State(callbacks, loop=loop)
         self._answers: OrderedDict[str, ChannelAnswer] = OrderedDict()
         self._after = ""
         self._refresh_at = 0.0
@@ -151,7 +165,7 @@ class Workload:
         if self._closed.is_set() or self._thread is None or self._pid != os.getpid():
             return
         self._closed.set()
-        self._callbacks.close()
+        self._state.close()
         declared.pop((self.group, self.job), None)
         plain = this_target(self.group, self.job, self.target.host)
         try:
@@ -197,6 +211,8 @@ class Workload:
             self._after = last
         elif _position(last) < _position(self._after):
             self._after = "0-0"
+        if known := declared.get((self.group, self.job)):
+            self.target = self.target.model_copy(update={"leave": known.leave})  # a hold may have said
         declared[self.group, self.job] = self.target
         self._register(self.target.model_dump_json(), deadline_s)
         self._refresh_at = time.monotonic() + REFRESH_S
@@ -219,20 +235,22 @@ class Workload:
         self._add("answer", answer.model_dump_json(), _ANSWER_S)
 
     def _execute(self, command: ChannelCommand) -> ChannelAnswer:
-        began, moved = time.monotonic(), 0
+        began, moved = time.monotonic(), Moved()
         try:
             if command.action == "suspend":
-                moved = self._callbacks.suspend(command.mode, command.tags)
+                moved = self._state.suspend(command.mode, command.tags, command.slot)
             elif command.action == "restore":
-                moved = self._callbacks.restore(command.tags)
-            state, device_bytes, host_bytes = self._callbacks.look()
+                moved = self._state.restore(command.tags, command.slot)
+            seen = self._state.look()
             return ChannelAnswer(
                 id=command.id,
                 ok=True,
-                state=state,
-                device_bytes=device_bytes,
-                host_bytes=host_bytes,
-                moved_bytes=moved,
+                state=seen.state,
+                device_bytes=seen.device_bytes,
+                host_bytes=seen.host_bytes,
+                moved_bytes=moved.bytes,
+                saved_bytes=moved.saved,
+                parts=seen.parts,
                 seconds=time.monotonic() - began,
             )
         except (Exception, SystemExit) as error:
