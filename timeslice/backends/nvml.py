@@ -25,7 +25,7 @@ _REMEDIES = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: f"libnvidia-ml.so.1 was not found; {_NOT_THERE}",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded; load it (modprobe nvidia), try nvidia-smi",
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to ask the driver; run the agent as root, with /dev/nvidia* open",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced while the old one is loaded; reload it, or reboot",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced while the old one runs; reload it, or reboot",
     pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU has fallen off the bus (see Xid in dmesg); reset it, or reboot",
     pynvml.NVML_ERROR_RESET_REQUIRED: "the GPU needs a reset (nvidia-smi --gpu-reset), or a reboot",
 }
