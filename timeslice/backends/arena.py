@@ -77,10 +77,10 @@ class ArenaBackend(CheckpointBackend):
         return await _call(job, look)
 
     async def health(self) -> Sequence[str]:
-        return missing_devices(self._context.devices)
+        return await missing_devices(self._context)
 
     async def memory(self) -> Sequence[DeviceMemory]:
-        return await measure_devices(self._context.devices)
+        return await measure_devices(self._context)
 
     def _visible(self, target: Target) -> list[ArenaInfo]:
         arenas = arenas_of(ArenaTarget(target.pid, target.start))

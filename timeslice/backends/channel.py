@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Literal
 from uuid import uuid4
 
 from timeslice.backends.base import Backend, Capabilities, Context, DeviceMemory, Job, Outcome, Probe, Selection
 from timeslice.backends.checks import fault, is_alive, is_foreign
-from timeslice.backends.devices import measure_devices, missing_devices, used_bytes
+from timeslice.backends.devices import bytes_of, has_devices, measure_devices, missing_devices, used_bytes
 from timeslice.backends.steps import UNDO_S, Step, combine, together
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import ChannelAnswer, ChannelCommand, Residency, Target
@@ -48,14 +49,22 @@ class ChannelBackend(Backend):
         self._context = context
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(modes=frozenset({"offload", "discard"}), freed_share=0.8 if self._context.devices else 0.0)
+        share = 0.8 if has_devices(self._context) else 0.0
+        return Capabilities(modes=frozenset({"offload", "discard"}), freed_share=share)
 
     async def probe(self, job: Job) -> Probe:
         """BackendError(transient) when a workload does not answer: then nothing is known that is not known already."""
-        answers = (await self._states(job, time.monotonic() + PROBE_S)).values()
+        found = await self._states(job, time.monotonic() + PROBE_S)
+        answers = found.values()
+        state, device_bytes = (
+            combine(answer.state for answer in answers),
+            sum(answer.device_bytes for answer in answers),
+        )
+        if state is Residency.SUSPENDED:
+            device_bytes = max(device_bytes, await self._left_over(found))
         return Probe(
-            state=combine(answer.state for answer in answers),
-            device_bytes=sum(answer.device_bytes for answer in answers),
+            state=state,
+            device_bytes=device_bytes,
             host_bytes=sum(answer.host_bytes for answer in answers),
         )
 
@@ -77,7 +86,7 @@ class ChannelBackend(Backend):
         self._check(job, selection)
         step = Step(deadline_s)
         before = await self._states(job, step.until)
-        taken = used_bytes(self._context.devices)
+        taken = await used_bytes(self._context)
         resident = [target for target, answer in before.items() if answer.state is not Residency.SUSPENDED]
         try:
             answers = await self._tell_all(job, resident, "suspend", selection, step.until)
@@ -85,8 +94,8 @@ class ChannelBackend(Backend):
             await self._undo(job, list(before), "restore", selection, step, error)
             raise
         step.note("suspend")
-        if self._context.devices:
-            freed = taken - used_bytes(self._context.devices)
+        if has_devices(self._context):
+            freed = taken - await used_bytes(self._context)
         else:  # what they say of themselves, where nothing can be measured from outside
             freed = sum(before[target].device_bytes - answer.device_bytes for target, answer in answers.items())
         return step.outcome(_moved(answers), max(0, freed))
@@ -111,10 +120,10 @@ class ChannelBackend(Backend):
         return Outcome()  # nothing was asked of it
 
     async def health(self) -> Sequence[str]:
-        return missing_devices(self._context.devices)
+        return await missing_devices(self._context)
 
     async def memory(self) -> Sequence[DeviceMemory]:
-        return await measure_devices(self._context.devices)
+        return await measure_devices(self._context)
 
     def _check(self, job: Job, selection: Selection) -> None:
         """Refuse what a workload did not say that it can, before anything is sent."""
@@ -127,6 +136,12 @@ class ChannelBackend(Backend):
             else:
                 continue
             raise fault(FaultKind.UNSUPPORTED, job, message)
+
+    async def _left_over(self, targets: Iterable[Target]) -> int:
+        """What suspended processes still have on real devices: their contexts, above all."""
+        with suppress(BackendError):  # only a figure for people; that NVML fails is seen where it is measured
+            return await bytes_of(self._context, {target.pid for target in targets if not is_foreign(target)})
+        return 0
 
     async def _states(self, job: Job, until: float) -> Answers:
         return await self._tell_all(job, _listening(job), "probe", Selection(), until)
