@@ -14,6 +14,7 @@ from timeslice.agent.journal import Journal
 from timeslice.agent.presence import Presence, Presences
 from timeslice.agent.state import Seen
 from timeslice.agent.targets import TargetRegistry
+from timeslice.backends.base import Context
 
 
 async def test_the_answer_of_those_who_left_is_not_that_of_those_who_came(
@@ -24,7 +25,7 @@ async def test_the_answer_of_those_who_left_is_not_that_of_those_who_came(
     registry = TargetRegistry("g", rig.node, tmp_path / "targets.json", lambda: None)
     channel = StreamChannel(rig.driver, rig.keys, registry.exit_event)
     specs = [f"knobs:folder={tmp_path / 'fake'}"]
-    backends = BackendSet.make("g", rig.node, specs, devices=(), channel=channel, make=make)
+    backends = BackendSet.make(Context(group="g", node=rig.node, channel=channel), specs, make)
     journal = Journal(tmp_path / "journal.json")
     presences = Presences("g", rig.node, registry, backends, journal, Caller("g"))
     asked: list[list[int]] = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from timeslice.agent import procfs
-from timeslice.backends.base import Backend, Channel, Context, DeviceMemory
+from timeslice.backends.base import Backend, Context, DeviceMemory
+from timeslice.backends.spec import parse_specs
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Target
 
@@ -43,24 +44,20 @@ class BackendSet:
         self._backends = dict(backends)
 
     @classmethod
-    def make(
-        cls,
-        group: str,
-        node: str,
-        specs: Sequence[str],
-        *,
-        devices: Sequence[Path],
-        channel: Channel,
-        make: MakeBackend,
-    ) -> BackendSet:
-        """From ``name`` or ``name:key=value,...`` each. BackendError(unsupported) when one can't run here."""
-        found = {}
-        for spec in specs or (DEFAULT_EMULATED if devices else DEFAULT):
-            name, _, rest = spec.partition(":")
-            options = dict(pair.split("=", 1) for pair in rest.split(",") if "=" in pair)
-            context = Context(group=group, node=node, devices=tuple(devices), channel=channel, options=options)
-            found[name] = make(name, context)
-        return cls(group, node, found)
+    def make(cls, context: Context, specs: Sequence[str], make: MakeBackend) -> BackendSet:
+        """From ``name`` or ``name:key=value,...`` each. UsageError for what is not written so, BackendError(unsupported)
+        when one can't run here."""
+        wanted = parse_specs(context.group, specs or (DEFAULT_EMULATED if context.devices else DEFAULT))
+        found = {name: make(name, replace(context, options=options)) for name, options in wanted.items()}
+        if idle := [name for name, each in found.items() if not each.capabilities().modes]:
+            raise BackendError(
+                f"group {context.group}, node {context.node}: backend {idle[0]} moves nothing by itself; make it a stage "
+                f"before one that does: --backend composite:stages={idle[0]}+cuda",
+                kind=FaultKind.UNSUPPORTED,
+                group=context.group,
+                node=context.node,
+            )
+        return cls(context.group, context.node, found)
 
     def __getitem__(self, name: str) -> Backend:
         return self._backends[name]
@@ -71,24 +68,32 @@ class BackendSet:
     def choose(self, job: str, targets: Sequence[Target], prefer: str = "", *, force: bool = False) -> Backend:
         """The backend for a job. ``prefer`` is the one that suspended it: nobody else could bring it back. With
         ``force`` one that works from outside, if there is one. BackendError(unsupported) if none can."""
-        if prefer in self._backends:
-            return self._backends[prefer]
+        if moved := self._named(prefer):
+            return moved
         asked = {target.backend for target in targets} - {""}
         # One that asks for the channel stands in for a process elsewhere, which nothing reaches from outside.
         if force and CHANNEL not in asked and (outside := next(filter(_is_forced, self._backends.values()), None)):
-            return outside
+            return outside.outside()
         if len(asked) > 1 or asked - self._backends.keys():
             raise self._unsupported(job, f"its processes ask for {', '.join(sorted(asked))}")
         for name in asked or self._backends:
-            if name != CHANNEL or _listens(targets):
-                return self._backends[name]
+            if name == CHANNEL and not _listens(targets):
+                continue
+            backend = self._backends[name]
+            # What has to ask would wait for a stopped process until its deadline.
+            return backend if all(map(procfs.runs, targets)) else backend.outside()
         raise self._unsupported(job, "its workload does not answer on its channel (no channel, or stopped)")
 
     def observer(self, targets: Sequence[Target]) -> Backend | None:
         """One that can look at the job from outside, without asking the job."""
         asked = {target.backend for target in targets} - {""}
         names = asked & self._backends.keys() or self._backends
-        return next((self._backends[name] for name in names if name != CHANNEL), None)
+        return next((self._backends[name].outside() for name in names if name != CHANNEL), None)
+
+    def _named(self, name: str) -> Backend | None:
+        """The backend of this name, or the part of one that is called so."""
+        views = [each.outside() for each in self._backends.values()]
+        return self._backends.get(name) or next((each for each in views if each.name == name), None)
 
     async def measure(self) -> Sequence[DeviceMemory]:
         """The group's devices on this node, by the first backend that can tell; empty if none can."""

@@ -20,12 +20,14 @@ def freed(before: Devices, after: Devices) -> dict[str, int]:
     return {name: max(size, 0) for name, size in gained.items()}
 
 
-def may_have(devices: Devices, pids: Collection[int]) -> bool:
-    """Whether some of what is in use there could be these processes': what the holders that are told do not explain."""
-    return any(
-        device.total_bytes - device.free_bytes > sum(size for pid, size in device.holders if pid not in pids)
+def may_have(devices: Devices, pids: Collection[int], had: int = 1) -> bool:
+    """Whether ``had`` bytes of what is in use there could be these processes': what the holders that are told do not
+    explain. A real device always has a little that nobody explains."""
+    unexplained = [
+        device.total_bytes - device.free_bytes - sum(size for pid, size in device.holders if pid not in pids)
         for device in devices
-    )
+    ]
+    return sum(max(size, 0) for size in unexplained) >= max(had, 1)
 
 
 def shortage(devices: Devices, footprint: Mapping[str, int], need: int, own: Collection[int]) -> str:
@@ -49,7 +51,7 @@ def _held(device: DeviceMemory, pids: Collection[int]) -> int:
 
 
 def _short(device: DeviceMemory, need: int) -> str:
-    holders = ", ".join(f"process {pid} holds {size}" for pid, size in device.holders)
+    holders = ", ".join(f"process {pid} holds {size or 'some'}" for pid, size in device.holders)
     figures = f"device {device.device}: {need} bytes needed, {device.free_bytes} free"
     return f"{figures}; {holders}" if holders else figures
 
@@ -57,11 +59,12 @@ def _short(device: DeviceMemory, need: int) -> str:
 def left_behind(devices: Devices, dead: frozenset[int], others: int, had: int) -> int:
     """Bytes that dead processes still seem to have on the devices.
 
-    Where the devices tell holders, theirs are counted. Else what nobody living explains (``others``: bytes of the
-    living) is taken for theirs, if it is about as much as they ``had``.
+    Where the devices tell holders and their bytes, theirs are counted. Else what nobody living explains (``others``:
+    bytes of the living) is taken for theirs, if it is about as much as they ``had``.
     """
+    holders = [holder for device in devices for holder in device.holders]
     total = sum(_held(device, dead) for device in devices)
-    if total or any(device.holders for device in devices):
+    if total or (holders and all(size for _, size in holders)):
         return total
     used = sum(device.total_bytes - device.free_bytes for device in devices)
     unexplained = used - others

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from timeslice.errors import BackendError, FaultKind
 
@@ -79,6 +80,10 @@ class HostMemory:
         self._promised: dict[str, int] = {}  # group -> admitted but not copied yet
         self.held: dict[str, dict[str, int]] = {}  # group -> job -> bytes of its saved copy
 
+    def held_bytes(self) -> int:
+        """What all saved copies take."""
+        return sum(sum(jobs.values()) for jobs in self.held.values())
+
     def available(self, pids: Iterable[int], *, but: str = "") -> int:
         """What may be copied now on behalf of these processes, less what other groups than ``but`` were promised."""
         figures = [mem_available(self._proc)]
@@ -87,8 +92,17 @@ class HostMemory:
             if left is not None:
                 figures.append(left)
         if self._budget is not None:
-            figures.append(self._budget - sum(sum(jobs.values()) for jobs in self.held.values()))
+            figures.append(self._budget - self.held_bytes())
         return min(figures) - sum(size for group, size in self._promised.items() if group != but)
+
+    def figures(self) -> dict[str, Any]:
+        """For people: what saved copies take, what more may be copied, and both together, which is the budget."""
+        available = max(self.available(()), 0)
+        return {
+            "budget_bytes": self.held_bytes() + available,
+            "available_bytes": available,
+            "held_bytes": self.held,
+        }
 
     def admit(self, group: str, jobs: Iterable[str], need: int, reserve: int, pids: Iterable[int]) -> None:
         """Promise ``need`` bytes to a group until ``settle``. BackendError(transient) when they are not there."""

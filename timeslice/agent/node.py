@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import timeslice
 from timeslice.agent.calling import Deadline
 from timeslice.agent.group import Scope
-from timeslice.agent.memory import HostMemory, mem_available
+from timeslice.agent.memory import HostMemory
 from timeslice.agent.presence import MEASURE_S
 from timeslice.errors import BackendError, RefusedError, TimeSliceError
 from timeslice.locks import scripts
@@ -65,8 +65,7 @@ class NodeRecord:
         await self._driver.pipe([("SADD", self._keys.nodes, self._node), ("SADD", self._keys.groups, *scopes)])
         overdue = {name: scope.caller.overdue for name, scope in scopes.items() if scope.caller.overdue}
         memory = {
-            "available_bytes": mem_available(),
-            "held_bytes": host.held,
+            **host.figures(),
             "devices": {name: await _devices(scope) for name, scope in scopes.items()},
         }
         complaints = {name: [*scope.faults, *scope.registry.complaints()] for name, scope in scopes.items()}

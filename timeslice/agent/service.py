@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from timeslice.agent.accelerators import assign, default_backends
 from timeslice.agent.channels import StreamChannel
 from timeslice.agent.choice import BackendSet, MakeBackend
 from timeslice.agent.executor import Executor
@@ -21,6 +22,7 @@ from timeslice.agent.memory import HostMemory
 from timeslice.agent.node import NodeRecord
 from timeslice.agent.reader import CommandReader
 from timeslice.arena.device import Device
+from timeslice.backends.base import Context
 from timeslice.backends.registry import get_backend
 from timeslice.errors import TimeSliceError, UsageError
 from timeslice.locks import scripts
@@ -39,8 +41,8 @@ STOP_GRACE_S = 30.0  # an order in progress may end; a checkpoint that is cut of
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
     """What an agent is run with. ``emulate``: group -> bytes of its emulated device. ``backends``: group -> ordered
-    list of ``name`` or ``name:key=value,...``. ``leave``: take the node out of its groups when stopped, which a
-    stopped agent otherwise does not do."""
+    list of ``name`` or ``name:key=value,...``. ``devices``: group -> its real devices, as `accelerators.assign` takes
+    them. ``leave``: take the node out of its groups when stopped, which a stopped agent otherwise does not do."""
 
     url: str
     node: str
@@ -49,6 +51,7 @@ class AgentOptions:
     prefix: str = "ts"
     emulate: Mapping[str, int] = field(default_factory=dict)
     backends: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     host_budget_bytes: int | None = None
     ttl_s: float = 15.0  # a node that is silent for this long counts as unreachable
     http_host: str = EVERYWHERE
@@ -93,7 +96,8 @@ class _Agent:
         check_name("node", options.node)
         if not options.groups:
             raise UsageError("an agent serves at least one group; give it --group NAME", node=options.node)
-        if unknown := (options.emulate.keys() | options.backends.keys()) - set(options.groups):
+        named = options.emulate.keys() | options.backends.keys() | options.devices.keys()
+        if unknown := named - set(options.groups):
             raise UsageError(f"groups {', '.join(sorted(unknown))} are not served; add --group for each")
         self._options, self._make_backend = options, make_backend
         self._keys = Keys(options.prefix)
@@ -106,6 +110,7 @@ class _Agent:
     async def start(self, stack: AsyncExitStack) -> None:
         """Everything up to the point where orders can be taken: locks, devices, probes, the first heartbeats."""
         options = self._options
+        self._assigned = await assign(options.devices, options.groups, options.emulate)
         stack.push_async_callback(self._driver.close)
         stack.callback(os.close, claim_folder(options.state_dir))
         await verify_async(self._driver)
@@ -126,6 +131,7 @@ class _Agent:
             "groups": json.dumps(list(self._scopes)),
             "capabilities": json.dumps({name: _capabilities(scope) for name, scope in self._scopes.items()}),
             "emulated": json.dumps(dict(options.emulate)),
+            "accelerators": json.dumps(self._assigned),
         }
         await self._record.beat(self._scopes, self._host, self._facts)  # the indexes come before first use
         for heart in self._hearts:
@@ -174,19 +180,27 @@ class _Agent:
             path = runtime_dir() / "devices" / name
             await asyncio.to_thread(Device.create, path, capacity)
             devices.append(path)
-        channel = StreamChannel(self._driver, self._keys, scope.registry.exit_event)
-        scope.equip(
-            BackendSet.make(
-                name,
-                options.node,
-                options.backends.get(name, ()),
-                devices=devices,
-                channel=channel,
-                make=self._make_backend,
-            )
+        context = Context(
+            group=name,
+            node=options.node,
+            devices=tuple(devices),
+            accelerators=self._assigned.get(name, ()),
+            channel=StreamChannel(self._driver, self._keys, scope.registry.exit_event),
+        )
+        specs = options.backends.get(name, ())
+        if context.accelerators and not specs:
+            specs = await default_backends(context, self._make_backend)
+        scope.equip(BackendSet.make(context, specs, self._make_backend))
+        log.info(
+            "group %s: devices: %s; state is moved by: %s", name, _listed(context), ", ".join(scope.backends.names())
         )
         scope.registry.load()
         return scope
+
+
+def _listed(context: Context) -> str:
+    real, emulated = context.accelerators, (f"{path} (emulated)" for path in context.devices)
+    return ", ".join((*real, *emulated)) or "none known"
 
 
 def _capabilities(scope: Scope) -> dict[str, object]:
