@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Literal
@@ -56,23 +57,22 @@ class ChannelBackend(Backend):
         """BackendError(transient) when a workload does not answer: then nothing is known that is not known already."""
         found = await self._states(job, time.monotonic() + PROBE_S)
         answers = found.values()
-        state, device_bytes = (
-            combine(answer.state for answer in answers),
-            sum(answer.device_bytes for answer in answers),
-        )
+        state = combine(answer.state for answer in answers)
+        device_bytes = sum(answer.device_bytes for answer in answers)
         if state is Residency.SUSPENDED:
             device_bytes = max(device_bytes, await self._left_over(found))
         return Probe(
             state=state,
             device_bytes=device_bytes,
             host_bytes=sum(answer.host_bytes for answer in answers),
+            parts=_parts(answers),
         )
 
     async def estimate(self, job: Job, selection: Selection) -> int:
         if selection.mode == "discard":
             return 0
         answers = await self._states(job, time.monotonic() + PROBE_S)
-        return sum(max(0, answer.device_bytes - answer.host_bytes) for answer in answers.values())
+        return sum(_needed(answer, selection) for answer in answers.values())
 
     async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         """Only a look: a workload can't be locked from here, it drains by itself when it is suspended."""
@@ -87,7 +87,12 @@ class ChannelBackend(Backend):
         step = Step(deadline_s)
         before = await self._states(job, step.until)
         taken = await used_bytes(self._context)
-        resident = [target for target, answer in before.items() if answer.state is not Residency.SUSPENDED]
+        # Who has parts counts as suspended with one of them out; it is told, and does nothing twice.
+        resident = [
+            target
+            for target, answer in before.items()
+            if answer.state is not Residency.SUSPENDED or target.tags or target.slots
+        ]
         try:
             answers = await self._tell_all(job, resident, "suspend", selection, step.until)
         except BackendError as error:
@@ -98,7 +103,7 @@ class ChannelBackend(Backend):
             freed = taken - await used_bytes(self._context)
         else:  # what they say of themselves, where nothing can be measured from outside
             freed = sum(before[target].device_bytes - answer.device_bytes for target, answer in answers.items())
-        return step.outcome(_moved(answers), max(0, freed))
+        return step.outcome(_moved(answers), max(0, freed), _saved(answers))
 
     async def restore(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         self._check(job, selection)
@@ -111,7 +116,7 @@ class ChannelBackend(Backend):
             await self._undo(job, suspended, "suspend", selection, step, error)
             raise
         step.note("restore")
-        return step.outcome(_moved(answers))
+        return step.outcome(_moved(answers), saved_bytes=_saved(answers))
 
     async def release(self, job: Job, *, deadline_s: float) -> Outcome:
         return Outcome()  # nothing was locked
@@ -132,7 +137,9 @@ class ChannelBackend(Backend):
                 able = ", ".join(target.modes) or "offload"
                 message = f"process {target.pid} can't {selection.mode}; it registered: {able}"
             elif unknown := sorted(set(selection.tags) - set(target.tags)):
-                message = f"process {target.pid} knows no tags {', '.join(unknown)}; it registered: {target.tags}"
+                message = _unknown(target, "tags", unknown, target.tags)
+            elif selection.slot and selection.slot not in target.slots:
+                message = _unknown(target, "slots", [selection.slot], target.slots)
             else:
                 continue
             raise fault(FaultKind.UNSUPPORTED, job, message)
@@ -170,13 +177,17 @@ class ChannelBackend(Backend):
         pause = _FIRST_PAUSE_S
         while True:
             command = ChannelCommand(
-                id=f"{job.node}/{job.group}/{uuid4().hex}", action=action, mode=selection.mode, tags=selection.tags
+                id=f"{job.node}/{job.group}/{uuid4().hex}",
+                action=action,
+                mode=selection.mode,
+                tags=selection.tags,
+                slot=selection.slot,
             )
             answer = await self._ask(job, target, command, until)
             if answer is None:
                 return None
             if answer.ok:
-                if not selection.tags and answer.state in _CONTRADICTS.get(action, ()):
+                if not (selection.tags or selection.slot) and answer.state in _CONTRADICTS.get(action, ()):
                     message = f"{action} of process {target.pid} claimed success, and it is still {answer.state}"
                     raise fault(FaultKind.TRANSIENT, job, message)
                 return answer
@@ -236,5 +247,29 @@ def _listening(job: Job) -> list[Target]:
     return [target for target in job.targets if target.channel and (is_foreign(target) or is_alive(target))]
 
 
+def _unknown(target: Target, what: str, asked: Sequence[str], registered: Sequence[str]) -> str:
+    able = ", ".join(registered) or "none"
+    return f"process {target.pid} knows no {what} {', '.join(asked)}; it registered: {able}"
+
+
+def _parts(answers: Iterable[ChannelAnswer]) -> dict[str, int]:
+    parts: Counter[str] = Counter()
+    for answer in answers:
+        parts.update(answer.parts)
+    return dict(parts)
+
+
+def _needed(answer: ChannelAnswer, selection: Selection) -> int:
+    """Host bytes. A part needs no more than the whole, of which host memory may have a valid copy in part."""
+    whole = max(0, answer.device_bytes - answer.host_bytes)
+    if not selection.tags or not set(selection.tags) <= answer.parts.keys():
+        return whole
+    return min(whole, sum(answer.parts[tag] for tag in set(selection.tags)))
+
+
 def _moved(answers: Answers) -> int:
     return sum(answer.moved_bytes for answer in answers.values())
+
+
+def _saved(answers: Answers) -> int:
+    return sum(answer.saved_bytes for answer in answers.values())

@@ -56,6 +56,11 @@ class Step:
         now = time.monotonic()
         self._steps[name], self._last = now - self._last, now
 
-    def outcome(self, moved_bytes: int = 0, freed_bytes: int = 0) -> Outcome:
-        seconds = time.monotonic() - self._began
-        return Outcome(moved_bytes=moved_bytes, freed_bytes=freed_bytes, seconds=seconds, steps=self._steps)
+    def outcome(self, moved_bytes: int = 0, freed_bytes: int = 0, saved_bytes: int = 0) -> Outcome:
+        return Outcome(
+            moved_bytes=moved_bytes,
+            freed_bytes=freed_bytes,
+            saved_bytes=saved_bytes,
+            seconds=time.monotonic() - self._began,
+            steps=self._steps,
+        )

@@ -13,16 +13,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from timeslice.client.callbacks import Busy, Callbacks, Mode, Moved, OnRestore, OnSuspend, ProbeNow, State
+from timeslice.client.engines import callbacks_of
 from timeslice.client.identity import declared, process_id, this_target
 from timeslice.errors import FaultKind, RedisUnreachableError, TimeSliceError, UsageError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.flows import Wait
 from timeslice.locks.keys import Keys
-from timeslice.models import ChannelAnswer, ChannelCommand, Residency, Target, read_wire
+from timeslice.models import ChannelAnswer, ChannelCommand, Leave, Residency, Target, read_wire
 from timeslice.settings import Settings, default_job, default_node, find_url
 
 __all__ = ["Busy", "Moved", "Workload", "register_arena", "register_workload"]
@@ -36,18 +38,21 @@ _KEEP_S = 3600
 _ANSWER_S = 10.0  # then the answer is kept for the next time it is asked for
 _PAUSE_S = 0.5
 _CLOSE_S = 2.0
+_ALL = Leave()
 
 
 def register_workload(
     group: str,
+    workload: Any = None,
     *,
-    on_suspend: OnSuspend,
-    on_restore: OnRestore,
+    on_suspend: OnSuspend | None = None,
+    on_restore: OnRestore | None = None,
     probe: ProbeNow | None = None,
     job: str | None = None,
-    modes: Sequence[Mode] = ("offload",),
-    tags: Sequence[str] = (),
-    slots: Sequence[str] = (),
+    modes: Sequence[Mode] | None = None,
+    tags: Sequence[str] | None = None,
+    slots: Sequence[str] | None = None,
+    leave: Leave = _ALL,
     url: str | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> Workload:
@@ -63,20 +68,36 @@ def register_workload(
     on the device by tag; the state is suspended as soon as some of it is out. Without ``probe`` the workload counts as
     resident from now on, and as what it was last told afterwards.
 
-    Callbacks run on a thread of their own, one at a time; coroutine functions run on ``loop``, by default the one that
-    runs now. ``job`` and ``url`` as for ``timeslice.hold``.
+    Instead of callbacks give an object as ``workload``: one with methods ``suspend`` and ``restore`` (and ``probe``,
+    ``modes``, ``tags`` and ``slots``, if it has them), or an engine of vLLM, ``LLM`` or ``AsyncLLM``.
 
-    Raises InvalidNameError, and UsageError when no server is known or this process registered for the group already.
+    ``leave`` says what of it leaves when another job gets the group, unless a hold says otherwise:
+    ``timeslice.Leave(mode="discard", tags=("kv_cache",))``.
+
+    By default ``modes`` is ``("offload",)``, and there are no tags or slots; nothing is asked for that was not
+    registered. Callbacks run on a thread of their own, one at a time; coroutine functions run on ``loop``, by default
+    the one that runs now. ``job`` and ``url`` as for ``timeslice.hold``.
+
+    Raises InvalidNameError, and UsageError when no server is known, this process registered for the group already, or
+    methods are missing.
     """
-    callbacks = Callbacks(
-        on_suspend=on_suspend,
-        on_restore=on_restore,
-        probe=probe,
-        modes=tuple(modes),
-        tags=tuple(tags),
-        slots=tuple(slots),
+    if workload is None:
+        if on_suspend is None or on_restore is None:
+            raise UsageError(
+                f"group {group}: give on_suspend= and on_restore=, or an object that has both", group=group
+            )
+        callbacks = Callbacks(on_suspend=on_suspend, on_restore=on_restore, probe=probe)
+    elif on_suspend or on_restore or probe:
+        raise UsageError(f"group {group}: give an object or callbacks, not both", group=group)
+    else:
+        callbacks = callbacks_of(workload)
+    callbacks = replace(
+        callbacks,
+        modes=callbacks.modes if modes is None else tuple(modes),
+        tags=callbacks.tags if tags is None else tuple(tags),
+        slots=callbacks.slots if slots is None else tuple(slots),
     )
-    return Workload(group, callbacks, job=job, url=url, loop=loop)
+    return Workload(group, callbacks, job=job, url=url, loop=loop, leave=leave)
 
 
 class ArenaLike(Protocol):
@@ -125,6 +146,7 @@ class Workload:
         job: str | None,
         url: str | None,
         loop: asyncio.AbstractEventLoop | None = None,
+        leave: Leave = _ALL,
     ) -> None:
         node = default_node()
         self.group, self.job = group, job or default_job()
@@ -140,7 +162,7 @@ class Workload:
         # The group is part of it: the roles of one job in one process must not hear each other's commands. Behind it a
         # character that no name has, so that an ACL can give a user the channels of one group.
         channel = f"{group}/{process_id(node)}"
-        able = {"modes": callbacks.modes, "tags": callbacks.tags, "slots": callbacks.slots}
+        able = {"modes": callbacks.modes, "tags": callbacks.tags, "slots": callbacks.slots, "leave": leave}
         self.target = Target.model_validate(known.model_dump() | {"channel": channel} | able)
         self._stream = keys.channel(self.job, channel)
         self._state = State(callbacks, loop=loop)
@@ -211,10 +233,11 @@ class Workload:
             self._after = last
         elif _position(last) < _position(self._after):
             self._after = "0-0"
-        if known := declared.get((self.group, self.job)):
-            self.target = self.target.model_copy(update={"leave": known.leave})  # a hold may have said
         declared[self.group, self.job] = self.target
-        self._register(self.target.model_dump_json(), deadline_s)
+        told = None
+        while (now := this_target(self.group, self.job, self.target.host)) != told:  # a hold may change it meanwhile
+            told = now
+            self._register(told.model_dump_json(), deadline_s)
         self._refresh_at = time.monotonic() + REFRESH_S
 
     def _register(self, record: str, deadline_s: float) -> None:
