@@ -54,12 +54,11 @@ class Job:
         self._plain = bytearray(os.urandom(4096)) * (nbytes // 4096)
 
 
-def main() -> None:
-    job = Job()
+def serve(job: Job) -> None:
     for line in sys.stdin:
         name, arguments = json.loads(line)
         print(json.dumps(getattr(job, name)(*arguments)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Job())

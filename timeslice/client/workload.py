@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from timeslice.client.callbacks import Busy, Callbacks, Mode, Moved, OnRestore, OnSuspend, ProbeNow, State
 from timeslice.client.engines import callbacks_of
 from timeslice.client.identity import declared, process_id, this_target
@@ -24,7 +26,7 @@ from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.flows import Wait
 from timeslice.locks.keys import Keys
-from timeslice.models import ChannelAnswer, ChannelCommand, Leave, Residency, Target, read_wire
+from timeslice.models import ChannelAnswer, ChannelCommand, Leave, Residency, Target, brief, read_wire
 from timeslice.settings import Settings, default_job, default_node, find_url
 
 __all__ = ["Busy", "Moved", "Workload", "register_arena", "register_workload"]
@@ -163,7 +165,10 @@ class Workload:
         # character that no name has, so that an ACL can give a user the channels of one group.
         channel = f"{group}/{process_id(node)}"
         able = {"modes": callbacks.modes, "tags": callbacks.tags, "slots": callbacks.slots, "leave": leave}
-        self.target = Target.model_validate(known.model_dump() | {"channel": channel} | able)
+        try:
+            self.target = Target.model_validate(known.model_dump() | {"channel": channel} | able)
+        except ValidationError as error:
+            raise UsageError(f"group {group}: the workload can't be registered so: {brief(error)}") from None
         self._stream = keys.channel(self.job, channel)
         self._state = State(callbacks, loop=loop)
         self._answers: OrderedDict[str, ChannelAnswer] = OrderedDict()
