@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UnknownGroupError,
         UsageError,
     )
+    from timeslice.models import Leave
 
 __all__ = [
     "AcquireTimeoutError",
@@ -56,6 +57,7 @@ __all__ = [
     "LeaseError",
     "LeaseLostError",
     "LeaseUncertainError",
+    "Leave",
     "Moved",
     "OrchestratorConnectionError",
     "OrchestratorError",
@@ -83,6 +85,7 @@ _MODULES = {
     "Busy": "client.callbacks",
     "Client": "client.sync",
     "Lease": "client.lease",
+    "Leave": "models",
     "Moved": "client.callbacks",
     "OrchestratorConnectionError": "client.compat",
     "OrchestratorError": "client.compat",

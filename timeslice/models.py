@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from timeslice.names import MAX_LENGTH, check_name
 
@@ -142,6 +142,11 @@ class ChannelAnswer(Wire):
     error: Text = ""
 
 
+def _listed(value: object) -> object:
+    """A hash of Redis has them as one string."""
+    return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+
 class GroupConfig(Wire):
     """Settings of a group, in its ``config`` hash. Everything has a default."""
 
@@ -150,6 +155,9 @@ class GroupConfig(Wire):
     suspend_timeout_ms: int = Field(default=180_000, gt=0, le=3_600_000)
     restore_timeout_ms: int = Field(default=180_000, gt=0, le=3_600_000)
     host_reserve_bytes: Number = 256 << 20  # host memory that suspends may not use
+    # What leaves of a job whose hold and whose workload say nothing: as in ``Leave``.
+    mode: Mode | Literal[""] = ""
+    tags: Annotated[tuple[Word, ...], BeforeValidator(_listed)] = Field(default=(), max_length=64)
 
 
 def brief(error: ValidationError) -> str:

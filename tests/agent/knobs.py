@@ -11,6 +11,8 @@ is ``<job>.json``, the knobs are in ``knobs.json``: operation -> settings::
     share     of the memory that a suspend really frees
     lie       report success and do nothing
     late      seconds after which the rest of it is freed
+
+A job that was loaded in parts can leave in parts.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency
 
 CAPACITY = 1000
+_ALL = Selection()
 
 
 @dataclass
@@ -49,9 +52,17 @@ class Fake:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / f"{name}.json", json.dumps(value).encode())
 
-    def load(self, job: str, size: int) -> None:
+    def load(self, job: str, size: int = 0, **parts: int) -> None:
         """The job has state on the device now."""
-        self.write(job, {"state": "resident", "bytes": size, "locked": False, "lingers": 0, "until": 0})
+        size = size or sum(parts.values())
+        entry = {"state": "resident", "bytes": size, "locked": False, "lingers": 0, "until": 0}
+        self.write(job, {**entry, "parts": parts or {"": size}, "out": []})
+
+    def on_device(self, job: str) -> dict[str, int]:
+        """The parts of a job that are on the device."""
+        entry = self.read(job)
+        out = entry["out"] or (entry["parts"] if entry["state"] == "suspended" else ())
+        return {tag: size for tag, size in entry["parts"].items() if tag not in out}
 
     def knob(self, operation: str, **settings: Any) -> None:
         self.write("knobs", {**self.read("knobs"), operation: settings})
@@ -67,6 +78,11 @@ class Fake:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
+    def asked(self) -> list[str]:
+        """The same with what was selected: ``suspend job discard tags slot``."""
+        path = self.folder / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
 
 class KnobBackend(Backend):
     name = "knobs"
@@ -76,36 +92,39 @@ class KnobBackend(Backend):
         self._fake.folder.mkdir(parents=True, exist_ok=True)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(forced=True, freed_share=0.99)
+        return Capabilities(modes=frozenset({"offload", "discard"}), forced=True, freed_share=0.99)
 
     async def probe(self, job: Job) -> Probe:
         await self._knobs("probe")
         entry = self._fake.read(job.job)
         if not entry or not any(procfs.look_at(target.pid) for target in job.targets):
             return Probe(state=Residency.ABSENT)
-        suspended = entry["state"] == "suspended"
+        here = self._fake.on_device(job.job)
         return Probe(
             state=Residency(entry["state"]),
-            device_bytes=0 if suspended else entry["bytes"],
-            host_bytes=entry["bytes"] if suspended else 0,
+            device_bytes=sum(here.values()),
+            host_bytes=entry["bytes"] - sum(here.values()),
             locked=entry["locked"],
+            parts={} if "" in entry["parts"] else here,
         )
 
     async def estimate(self, job: Job, selection: Selection) -> int:
-        return (await self.probe(job)).device_bytes
+        return sum(self._selected(job, selection).values())
 
     async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
-        return await self._change("prepare", job, locked=True)
+        return await self._change("prepare", job, selection, locked=True)
 
     async def suspend(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         knobs = self._fake.read("knobs").get("suspend", {})
-        size = self._fake.read(job.job).get("bytes", 0)
-        kept = int(size * (1 - knobs.get("share", 1)))
+        leaves = self._selected(job, selection)
+        out = [*self._fake.read(job.job).get("out", ()), *leaves]
+        kept = int(sum(leaves.values()) * (1 - knobs.get("share", 1)))
         until = time.time() + knobs.get("late", 1e9)
-        return await self._change("suspend", job, state="suspended", locked=False, lingers=kept, until=until)
+        values = {"state": "suspended", "locked": False, "lingers": kept, "until": until, "out": out}
+        return await self._change("suspend", job, selection, **values)
 
     async def restore(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
-        return await self._change("restore", job, state="resident", locked=True, lingers=0)
+        return await self._change("restore", job, selection, state="resident", locked=True, lingers=0, out=[])
 
     async def release(self, job: Job, *, deadline_s: float) -> Outcome:
         return await self._change("release", job, locked=False)
@@ -122,16 +141,25 @@ class KnobBackend(Backend):
             entry = self._fake.read(path.stem)
             if "state" in entry:
                 lingers = entry["lingers"] if time.time() < entry["until"] else 0
-                size = entry["bytes"] if entry["state"] == "resident" else lingers
+                size = sum(self._fake.on_device(path.stem).values()) + lingers
                 if size and procfs.look_at(entry.get("pid", os.getpid())):
                     holders.append((entry.get("as", entry.get("pid", 0)), size))
         taken = sum(size for _, size in holders)
         free = CAPACITY - taken
         return (DeviceMemory(device="fake0", total_bytes=CAPACITY, free_bytes=free, holders=tuple(holders)),)
 
-    async def _change(self, operation: str, job: Job, **values: Any) -> Outcome:
+    def _selected(self, job: Job, selection: Selection) -> dict[str, int]:
+        """What of the selected parts is on the device."""
+        here = self._fake.on_device(job.job) if self._fake.read(job.job) else {}
+        return {tag: size for tag, size in here.items() if tag in selection.tags or not selection.tags}
+
+    async def _change(self, operation: str, job: Job, selection: Selection = _ALL, **values: Any) -> Outcome:
         with (self._fake.folder / "calls").open("a") as calls:
             calls.write(f"{operation} {job.job}\n")
+        if operation != "release":
+            with (self._fake.folder / "asked").open("a") as asked:
+                words = (selection.mode, ",".join(selection.tags), selection.slot)
+                asked.write(" ".join(filter(None, (operation, job.job, *words))) + "\n")
         knobs = await self._knobs(operation)
         entry = self._fake.read(job.job)
         if entry and not knobs.get("lie"):

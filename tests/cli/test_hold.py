@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import NODE, TIMESLICE, Cli, World, eventually
 from timeslice.agent.proof import examine
 from timeslice.locks import scripts
-from timeslice.models import Target
+from timeslice.models import Leave, Target
 
 PYTHON = sys.executable
 LOCK = ("hold", "licences", "--lock-only")
@@ -229,6 +229,26 @@ def test_the_agents_of_the_node_learn_of_the_command(cli: Cli, world: World, mon
     assert done.returncode == 0, done.stderr
     targets = world.driver.view(world.keys.group("trainers")).targets
     assert f"a/{NODE}/{done.stdout.strip()}" in targets
+
+
+def test_what_leaves_is_registered_for_the_command_and_what_it_starts(
+    cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--mode, --tag and --slot say it of the command's process, and a workload inside of it says the same of itself."""
+    monkeypatch.setenv("TIMESLICE_NODE", NODE)
+    world.serve("trainers")
+    code = (
+        "import os\n"
+        "from timeslice.client.identity import this_target\n"
+        "print(os.getpid(), this_target('trainers', 'a', 'n1').leave.model_dump_json())"
+    )
+    asked = ("--mode", "discard", "--tag", "kv_cache", "--tag", "lora", "--slot", "x")
+    done = run(cli, "hold", "trainers", "--job", "a", *asked, "--", PYTHON, "-c", code)
+    assert done.returncode == 0, done.stderr
+    pid, _, inside = done.stdout.partition(" ")
+    record = world.driver.view(world.keys.group("trainers")).targets[f"a/{NODE}/{pid}"]
+    expected = Leave(mode="discard", tags=("kv_cache", "lora"), slot="x")
+    assert (Target.model_validate_json(record).leave, Leave.model_validate_json(inside)) == (expected, expected)
 
 
 def test_agents_take_any_program_that_hold_runs_for_the_jobs(

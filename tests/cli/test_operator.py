@@ -155,7 +155,15 @@ def test_a_group_is_created_changed_shown_and_deleted(cli: Cli) -> None:
     assert cli("group", "set", "licences", "--suspend-timeout", "0.5", "--host-reserve", "1G").exit_code == 0
     shown = cli.json("group", "show", "licences")
     assert shown["mode"] == "lock"
-    assert shown["config"] == GroupConfig(order=3, suspend_timeout_ms=500, host_reserve_bytes=1 << 30).model_dump()
+    assert shown["config"] == GroupConfig(order=3, suspend_timeout_ms=500, host_reserve_bytes=1 << 30).model_dump(
+        mode="json"
+    )
+    assert cli("group", "set", "licences", "--mode", "discard", "--tag", "kv_cache", "--tag", "lora").exit_code == 0
+    config = cli.json("group", "show", "licences")["config"]
+    assert (config["mode"], config["tags"], config["order"]) == ("discard", ["kv_cache", "lora"], 3)
+    assert cli("group", "set", "licences", "--mode", "", "--tag", "").exit_code == 0
+    config = cli.json("group", "show", "licences")["config"]
+    assert (config["mode"], config["tags"]) == ("", [])
     assert cli("group", "delete", "licences").exit_code == 0
     assert cli.json("groups")["groups"] == []
     assert cli("group", "show", "licences").exit_code == 3
@@ -179,6 +187,8 @@ def test_every_setting_of_a_group_can_be_set_from_the_command_line() -> None:
         ("--restore-timeout", "1e300"),
         ("--host-reserve", "much"),
         ("--host-reserve", "9" * 400),
+        ("--mode", "drop"),
+        ("--tag", "kv,cache"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_before_anything_is_written(cli: Cli, option: str, value: str) -> None:

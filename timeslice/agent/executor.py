@@ -113,7 +113,7 @@ class Executor:
             return await steps.rollback(scope.undo_of(command), undo_s)
         try:
             if command.step == "prepare":
-                return await steps.prepare(command, scope.config, deadline, self._intend(command))
+                return await steps.prepare(command, deadline, self._intend(command))
             return await steps.commit(
                 command, deadline, self._intend(command), self._tell(command), scope.undo_of(command)
             )

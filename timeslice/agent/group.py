@@ -55,7 +55,7 @@ class Scope:
         """Give the group its backends, which may need the scope's parts to be made."""
         self.backends = backends
         self.presences = Presences(self.name, self.node, self.registry, backends, self.journal, self.caller)
-        self.steps = Steps(self.name, self.presences, self.host, self.caller)
+        self.steps = Steps(self.name, self.presences, self.host, self.caller, lambda: self.config)
 
     @property
     def ledger(self) -> Ledger:
@@ -76,8 +76,10 @@ class Scope:
         )
 
     async def refresh(self) -> None:
-        """Learn which processes registered meanwhile. RedisUnreachableError."""
-        await self.registry.refresh((await self.driver.view(self.keys)).targets)
+        """Learn which processes registered meanwhile, and the settings. RedisUnreachableError."""
+        view = await self.driver.view(self.keys)
+        self.config = view.config
+        await self.registry.refresh(view.targets)
 
     def note(self, seen: Sequence[Seen], *, moved: bool = False) -> None:
         """Remember what was observed of jobs. ``moved``: after an order, which may itself have brought them in."""

@@ -92,6 +92,9 @@ class Looker:
             return None
         if probe.state is Residency.ABSENT and any(target.channel for target in targets):
             return None  # a workload may keep its state where only it can see it
+        note = self._scope.presences.note_of(job, targets)
+        if note and note.backend != backend.name and (note.leave.tags or note.leave.slot):
+            return None  # what is on the device is the part that stayed, and whether it runs only its workload knows
         return _evidence(job, probe, backend.name, measured=backend.capabilities().freed_share > 0)
 
     async def _ask(self, job: str) -> _Finding | None:

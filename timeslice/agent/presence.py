@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from timeslice.agent import procfs
+from timeslice.agent import procfs, selection
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.choice import BackendSet
 from timeslice.agent.devices import left_behind
@@ -15,7 +15,7 @@ from timeslice.agent.state import Note, Seen
 from timeslice.agent.targets import TargetRegistry
 from timeslice.backends.base import Backend, Job, Probe, Selection
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import Residency, Target
+from timeslice.models import GroupConfig, Residency, Target
 
 EXIT_S = 2.0  # a process that a backend saw end is gone for the kernel within this time
 MEASURE_S = 5.0
@@ -35,21 +35,17 @@ class Presence:
     def name(self) -> str:
         return self.job.job
 
-    @property
-    def selection(self) -> Selection:
-        """All of it; content is dropped where that is all that the job's workloads can do."""
-        modes = {target.modes for target in self.job.targets if target.modes}
-        drops = modes == {("discard",)} and "discard" in self.backend.capabilities().modes
-        return Selection(mode="discard" if drops else "offload")
+    def asked(self, config: GroupConfig) -> Selection:
+        """What is to leave, as its processes or the group's settings say."""
+        return selection.resolve(self.job.targets, config, self.backend.capabilities().modes)
 
-    @property
-    def discards(self) -> bool:
-        return self.selection.mode == "discard"
+    def everything(self, asked: Selection | None = None) -> Selection:
+        """All of it, be it that only a part was ``asked`` for; kept if that can be."""
+        return selection.whole(self.job.targets, asked, self.backend.capabilities().modes)
 
     def seen(self, probe: Probe | None = None) -> Seen:
         """As it was found, or as ``probe`` shows it now."""
-        found = seen(self.job.job, probe or self.probe, self.backend.name)
-        return found.model_copy(update={"discarded": self.discards and found.state == Residency.SUSPENDED})
+        return seen(self.job.job, probe or self.probe, self.backend.name)
 
 
 def seen(job: str, probe: Probe, backend: str) -> Seen:

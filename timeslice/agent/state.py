@@ -18,7 +18,7 @@ from typing import Literal
 from pydantic import Field
 
 from timeslice.locks.scripts import Observed
-from timeslice.models import Command, JobName, Step, Wire
+from timeslice.models import Command, JobName, Leave, Step, Wire
 
 RECORDS_KEPT = 16  # a swap has three steps; more are retries
 ERROR_LENGTH = 1000
@@ -68,6 +68,7 @@ class Undo(Wire):
     moved: tuple[JobName, ...] = ()  # were on the device when the commit began
     returned: JobName | None = None  # was suspended when the commit began
     force: bool = False  # by a backend that works from outside, so the same one undoes it
+    leave: dict[JobName, Leave] = Field(default_factory=dict)  # what of each leaves, or had left: fixed for this swap
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -79,13 +80,16 @@ class Undo(Wire):
             moved=tuple(dict.fromkeys((*self.moved, *other.moved))),
             returned=self.returned or other.returned,
             force=self.force or other.force,
+            leave=other.leave | self.leave,
         )
 
 
 class Note(Wire):
-    """How a suspended job left: by which backend, what it freed on each device, and which processes it had."""
+    """How a suspended job left: by which backend, what of it, what that freed on each device, and which processes it
+    had."""
 
     backend: str
+    leave: Leave = Leave()
     footprint: dict[str, int] = Field(default_factory=dict)
     processes: tuple[tuple[int, int], ...] = ()  # pid, start time
 

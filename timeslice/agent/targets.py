@@ -24,6 +24,7 @@ log = logging.getLogger("timeslice.agent")
 MAX_TARGETS = 4096  # of one group on one node
 MAX_ENDED = 512  # ended ones to be told of at a time; the others' turn comes when the group has heard of these
 _SAID = 10  # refusals that are told at a time
+_MAY_CHANGE = ("backend", "channel", "modes", "tags", "slots", "leave", "endpoints", "dialect")
 _STORED = TypeAdapter(list[Target])
 
 
@@ -180,7 +181,7 @@ class TargetRegistry:
         known = self._watched.get((target.job, target.pid))
         if known and (known.target.start, known.target.uid) == (target.start, target.uid):
             # The same process has told more of itself.
-            told = {name: getattr(target, name) for name in ("backend", "channel", "modes", "tags")}
+            told = {name: getattr(target, name) for name in _MAY_CHANGE}
             known.target = known.target.model_copy(update=told)
             return None
         evidence = seen.get((target.pid, target.start))

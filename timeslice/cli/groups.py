@@ -22,6 +22,7 @@ from timeslice.cli.session import Session
 from timeslice.errors import UnknownGroupError
 from timeslice.locks import scripts
 from timeslice.locks.view import GroupView, parse_config
+from timeslice.names import check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,6 +80,18 @@ def _settings(command: F) -> F:
         click.option("--suspend-timeout", type=_TIMEOUT, metavar="SECONDS", help="To bring a job's state out."),
         click.option("--restore-timeout", type=_TIMEOUT, metavar="SECONDS", help="To bring a job's state back."),
         click.option("--host-reserve", type=parse_size, metavar="SIZE", help="Host memory that suspends leave free."),
+        click.option(
+            "--mode",
+            type=click.Choice(["offload", "discard", ""]),
+            help="Keep or drop what leaves of a job that says nothing itself; '' lets its workload decide.",
+        ),
+        click.option(
+            "--tag",
+            "tags",
+            multiple=True,
+            metavar="NAME",
+            help="A part that leaves of a job that says nothing itself. May be repeated; '' takes all again.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -89,8 +102,10 @@ def _checked(name: str, given: dict[str, Any]) -> dict[str, str]:
     """The settings as they are stored; UsageError naming the one that is out of range."""
     stored = {}
     for option, value in given.items():
-        if value is None:
+        if value is None or value == ():
             continue
+        if option == "tags":
+            value = ",".join(check_name("tag", tag) for tag in value if tag)  # noqa: PLW2901
         if option.endswith("_timeout"):
             stored[f"{option}_ms"] = str(round(value * 1000))
         else:
@@ -124,7 +139,8 @@ def create(session: Session, /, name: str, lock_only: bool, **settings: Any) -> 
     epilog="""\b
 Examples:
   timeslice group set trainers --suspend-timeout 300 --restore-timeout 300
-  timeslice group set trainers --host-reserve 8G""",
+  timeslice group set trainers --host-reserve 8G
+  timeslice group set samplers --mode discard --tag kv_cache""",
 )
 @click.argument("name", metavar="GROUP")
 @_settings
@@ -165,6 +181,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
             "suspend timeout": seconds(config.suspend_timeout_ms / 1000),
             "restore timeout": seconds(config.restore_timeout_ms / 1000),
             "host reserve": size(config.host_reserve_bytes),
+            "what leaves": f"{', '.join(config.tags) or 'all'}" + (f" ({config.mode})" if config.mode else ""),
         }
     )
 

@@ -12,10 +12,12 @@ import click
 
 from timeslice.cli.output import Seconds, note
 from timeslice.cli.session import Session
-from timeslice.client.identity import process_start, this_target
+from timeslice.client.identity import LEAVE_VARIABLE, leaves_written, process_start, this_target
 from timeslice.client.lease import BaseLease
 from timeslice.client.sync import Client
+from timeslice.client.terms import find_leave
 from timeslice.locks import scripts
+from timeslice.models import Leave, Mode
 from timeslice.settings import Settings
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
@@ -126,6 +128,9 @@ and, with one group, TIMESLICE_FENCING_TOKEN in its environment. The exit code i
     help="How long GROUP stays ours when this process can't renew it.",
 )
 @click.option("--lock-only", is_flag=True, help="A plain lock: no agent, nothing is swapped.")
+@click.option("--mode", type=click.Choice(["offload", "discard"]), help="Keep what leaves the device, or drop it.")
+@click.option("--tag", "tags", multiple=True, metavar="NAME", help="A part that leaves. May be repeated. Default: all.")
+@click.option("--slot", default="", metavar="NAME", help="The one instance of these parts that leaves.")
 @click.option("--kill-on-lost", is_flag=True, help="Send COMMAND SIGTERM when a lease is lost. Default: only warn.")
 @click.pass_context
 def hold(
@@ -137,11 +142,16 @@ def hold(
     phase: str | None,
     lease: float,
     lock_only: bool,
+    mode: Mode | None,
+    tags: tuple[str, ...],
+    slot: str,
     kill_on_lost: bool,
 ) -> None:
     """Run COMMAND while holding GROUP, or several groups at once.
 
     Signals are passed on to COMMAND. The groups are given up when it ends.
+    With --mode, --tag and --slot only a part of the job's state leaves the device when another job gets the group, if
+    its workload can tell its parts apart.
     """
     command: list[str] = ctx.meta.get(_COMMAND, [])
     if not command:
@@ -174,11 +184,15 @@ def hold(
             lease=lease,
             on_lost=on_lost,
             gang=False,  # the command's processes hold nothing by themselves
+            mode=mode,
+            tags=tags,
+            slot=slot,
         )
         with held as got:
             leases = got if isinstance(got, tuple) else (got,)
             try:
-                pid = child.start(command, _environment(client, leases))
+                leave = find_leave(mode, tags, slot)
+                pid = child.start(command, _environment(client, leases, leave))
             except OSError as error:
                 note(f"error: {command[0]}: {error.strerror}; nothing was run")
                 ctx.exit(NOT_RUNNABLE)
@@ -188,8 +202,8 @@ def hold(
                 ctx.exit(code)  # as an error of the hold's body: a command that failed has brought no weights
 
 
-def _environment(client: Client, leases: Sequence[BaseLease]) -> dict[str, str]:
-    """What the command finds: the same server as ours, and the tokens."""
+def _environment(client: Client, leases: Sequence[BaseLease], leave: Leave) -> dict[str, str]:
+    """What the command finds: the same server as ours, the tokens, and what of its state is to leave."""
     tokens = {lease.group: str(lease.fencing_token) for lease in leases}
     environment = {
         **os.environ,
@@ -200,6 +214,9 @@ def _environment(client: Client, leases: Sequence[BaseLease]) -> dict[str, str]:
         "TIMESLICE_FENCING_TOKENS": ",".join(f"{group}={token}" for group, token in tokens.items()),
     }
     environment.pop("TIMESLICE_FENCING_TOKEN", None)
+    environment.pop(LEAVE_VARIABLE, None)
+    if leave != Leave():
+        environment[LEAVE_VARIABLE] = leaves_written(dict.fromkeys(tokens, leave))
     if len(tokens) == 1:
         environment["TIMESLICE_FENCING_TOKEN"] = next(iter(tokens.values()))
     return environment

@@ -12,10 +12,11 @@ from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.lease import AsyncLease
 from timeslice.client.steps import run_async
-from timeslice.client.terms import OnLost, Terms, check_timeout
+from timeslice.client.terms import OnLost, Terms, check_timeout, find_leave
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView
+from timeslice.models import Mode
 
 
 class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
@@ -38,9 +39,16 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         gang: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mode: Mode | None = None,
+        tags: Sequence[str] = (),
+        slot: str = "",
     ) -> AsyncLease:
         """As ``Client.acquire``. A cancelled wait leaves the queue before CancelledError goes on."""
-        terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
+        terms = Terms(
+            *(job, priority, phase, lock_only, lease, on_lost),
+            find_gang(gang, rank, world_size),
+            find_leave(mode, tags, slot),
+        )
         return await run_async(self._acquire(group, terms, check_timeout(timeout)))
 
     async def yield_(self, lease: AsyncLease) -> Yielded | None:
@@ -60,9 +68,16 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         gang: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mode: Mode | None = None,
+        tags: Sequence[str] = (),
+        slot: str = "",
     ) -> Hold:
         """As ``timeslice.hold``, with this client: for ``async with`` and coroutine functions."""
-        terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
+        terms = Terms(
+            *(job, priority, phase, lock_only, lease, on_lost),
+            find_gang(gang, rank, world_size),
+            find_leave(mode, tags, slot),
+        )
         return Hold(groups, terms, timeout, client=self)
 
     async def status(self, group: str) -> GroupView:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from timeslice.client import context
-from timeslice.client.identity import new_waiter_id, process_start, registration
+from timeslice.client.identity import ask_to_leave, new_waiter_id, process_start, registration, told_to_leave
 from timeslice.client.lease import BaseLease
 from timeslice.client.renewal import Renewer, renewer_for
 from timeslice.client.steps import Steps
@@ -159,8 +159,9 @@ class BaseClient(Generic[LeaseT, DriverT]):
             self.renewer.add(lease)
             if grant.mode == "served" and self.registers:
                 self.renewer.remember(keys, request.job, self.host, self.floors)
-                if not grant.registered:
+                if ask_to_leave(self.url, keys, request.job, terms.leave) or not grant.registered:
                     yield self._register(keys, request.job)
+                    told_to_leave(self.url, keys, request.job, terms.leave)
             return lease  # type: ignore[return-value]
         except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GangEndedError, GroupModeError):
             raise  # nothing of ours is left there

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from timeslice.client.aio import AsyncClient
 from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.sync import Client
-from timeslice.client.terms import OnLost, Terms
+from timeslice.client.terms import OnLost, Terms, find_leave
+from timeslice.models import Mode
 from timeslice.settings import url_file
 
 # What a default client depends on. Reading a few variables costs a hold nothing; reading all settings would.
@@ -45,6 +46,9 @@ def hold(
     gang: bool | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    mode: Mode | None = None,
+    tags: Sequence[str] = (),
+    slot: str = "",
     url: str | None = None,
 ) -> Hold:
     """Hold one group or several around a block or a function.
@@ -73,9 +77,18 @@ def hold(
     ``WORLD_SIZE``, or from ``rank`` and ``world_size``. None: a gang if torchrun (accelerate, ...) started several
     ranks. False: this process holds alone. All ranks need one job: set ``TIMESLICE_JOB``.
 
+    ``mode``, ``tags``, ``slot``: what of this job's state leaves the device when another job gets the group after this
+    hold, for workloads that can tell: only the parts named by ``tags`` (of one ``slot``, such as one LoRA adapter), by
+    ``mode`` "offload" (kept in host memory) or "discard" (dropped). What is not given is as the workload registered it,
+    else as the group is set, else all of it is kept.
+
     Raises InvalidNameError and UsageError before anything is sent; on entry what ``Client.acquire`` raises.
     """
-    terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
+    terms = Terms(
+        *(job, priority, phase, lock_only, lease, on_lost),
+        find_gang(gang, rank, world_size),
+        find_leave(mode, tags, slot),
+    )
     return Hold(groups, terms, timeout, url=url)
 
 

@@ -6,19 +6,29 @@ import logging
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from timeslice.errors import UsageError
 from timeslice.locks import scripts
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import Call
-from timeslice.models import Target
+from timeslice.models import GroupName, Leave, Target, brief
 
 log = logging.getLogger("timeslice")
 
 # What a workload declared about this process, by (group, job): its registration is repeated as it stands, so that
 # a client which registers the process again does not wipe out the channel.
 declared: dict[tuple[str, str], Target] = {}
+
+LEAVE_VARIABLE = "TIMESLICE_LEAVE"  # JSON: by group, what the hold around this process said
+_NOTHING = Leave()
+_LEAVES = TypeAdapter(dict[GroupName, Leave])
+_asked: dict[tuple[int, str, str], Leave] = {}  # (pid, group, job) -> what the newest hold of this process said
+_told: dict[tuple[int, str, str, str, str], Leave] = {}  # the same as a server has it; with (url, prefix)
 
 _memberships: dict[tuple[str, str], int] = {}  # (group, job) -> descriptor
 
@@ -76,18 +86,60 @@ def show_membership(group: str, job: str) -> None:
 
 
 def this_target(group: str, job: str, host: str) -> Target:
-    """This process as a target of its node's agent: as a workload declared it, else as it is."""
+    """This process as a target of its node's agent: as a workload declared it, else as it is; and what of it leaves as
+    its newest hold said, else the hold that it was started in."""
     pid = os.getpid()
     show_membership(group, job)
+    around = _inherited(os.environ.get(LEAVE_VARIABLE, "")).get(group, _NOTHING)
+    asked = overlaid(around, _asked.get((pid, group, job), _NOTHING))
     known = declared.get((group, job))
     if known and (known.pid, known.host) == (pid, host):
-        return known
+        return known if asked == _NOTHING else known.model_copy(update={"leave": overlaid(known.leave, asked)})
     return Target(
-        job=job, host=host, pid=pid, start=process_start(pid), uid=os.getuid(), pid_namespace=_pid_namespace()
+        job=job,
+        host=host,
+        pid=pid,
+        start=process_start(pid),
+        uid=os.getuid(),
+        pid_namespace=_pid_namespace(),
+        leave=asked,
     )
 
 
-def registration(keys: GroupKeys, job: str, host: str, floor: int) -> Call[bool]:
+def overlaid(default: Leave, asked: Leave) -> Leave:
+    """What ``asked`` says, and where it says nothing the default. A slot is one of the tags that it came with."""
+    if not asked.tags:
+        asked = asked.model_copy(update={"tags": default.tags, "slot": asked.slot or default.slot})
+    return asked if asked.mode else asked.model_copy(update={"mode": default.mode})
+
+
+@cache
+def _inherited(text: str) -> Mapping[str, Leave]:
+    try:
+        return _LEAVES.validate_json(text) if text else {}
+    except ValidationError as error:
+        raise UsageError(f"{LEAVE_VARIABLE} can't be read: {brief(error)}; `timeslice hold` sets it") from None
+
+
+def leaves_written(leaves: Mapping[str, Leave]) -> str:
+    """For ``LEAVE_VARIABLE`` of processes that are started inside of a hold."""
+    return _LEAVES.dump_json(dict(leaves), exclude_defaults=True).decode()
+
+
+def ask_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> bool:
+    """Note what a hold that begins said of this process's state; the next registration carries it. Whether the server
+    has to be told, which most often knows it already."""
+    pid = os.getpid()
+    _asked[pid, keys.name, job] = leave
+    return _told.get((pid, url, keys.prefix, keys.name, job), _NOTHING) != leave
+
+
+def told_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> None:
+    """The server has it."""
+    _told[os.getpid(), url, keys.prefix, keys.name, job] = leave
+
+
+def registration(keys: GroupKeys, job: str, host: str, floor: int, target: Target | None = None) -> Call[bool]:
     """The call that makes this process known to its node's agent."""
-    target = this_target(keys.name, job, host)
+    target = target or this_target(keys.name, job, host)
     return scripts.register(keys, job, host, target.pid, target.model_dump_json(), floor=floor)

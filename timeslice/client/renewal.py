@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from timeslice.client.identity import registration
+from timeslice.client.identity import registration, this_target
 from timeslice.errors import RedisUnreachableError, TimeSliceError
 from timeslice.locks.connection import REPLY_TIMEOUT_S
 from timeslice.locks.drivers import SyncDriver
@@ -244,8 +244,11 @@ class Renewer:
     def _register(self, known: _Registration, *, send: bool) -> bool:
         if send:
             try:
-                floor = known.floors.get(known.keys.name, 0)
-                self._connection().run(registration(known.keys, known.job, known.host, floor), deadline_s=0)
+                floor, told = known.floors.get(known.keys.name, 0), None
+                # Once more if a hold has changed it meanwhile: ours may have come behind the one that the hold sent.
+                while (now := this_target(known.keys.name, known.job, known.host)) != told:
+                    told = now
+                    self._connection().run(registration(known.keys, known.job, known.host, floor, told), deadline_s=0)
             except TimeSliceError as error:
                 log.info("group %s: registration of job %s: %s", known.keys.name, known.job, error)
                 send = False

@@ -12,10 +12,11 @@ from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.lease import Lease
 from timeslice.client.steps import run
-from timeslice.client.terms import OnLost, Terms, check_timeout
+from timeslice.client.terms import OnLost, Terms, check_timeout, find_leave
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView
+from timeslice.models import Mode
 
 
 class Client(BaseClient[Lease, SyncDriver]):
@@ -42,15 +43,22 @@ class Client(BaseClient[Lease, SyncDriver]):
         gang: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mode: Mode | None = None,
+        tags: Sequence[str] = (),
+        slot: str = "",
     ) -> Lease:
         """Wait for ``group`` and return its lease, renewed until yielded. Seconds.
 
         Raises AcquireTimeoutError after ``timeout`` (0: at once), UnknownGroupError, GroupModeError, DeadlockError (it
         would wait in a circle for what this thread holds), CancelledByOperatorError, GangEndedError (another rank of
         the gang gave up or died), RedisUnreachableError. Each call is a waiter of its own; ``hold`` may be nested.
-        ``gang``, ``rank``, ``world_size``: as of ``timeslice.hold``.
+        ``gang``, ``rank``, ``world_size``, ``mode``, ``tags``, ``slot``: as of ``timeslice.hold``.
         """
-        terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
+        terms = Terms(
+            *(job, priority, phase, lock_only, lease, on_lost),
+            find_gang(gang, rank, world_size),
+            find_leave(mode, tags, slot),
+        )
         return run(self._acquire(group, terms, check_timeout(timeout)))
 
     def yield_(self, lease: Lease) -> Yielded | None:
@@ -70,9 +78,16 @@ class Client(BaseClient[Lease, SyncDriver]):
         gang: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mode: Mode | None = None,
+        tags: Sequence[str] = (),
+        slot: str = "",
     ) -> Hold:
         """As ``timeslice.hold``, with this client: for ``with`` and sync functions."""
-        terms = Terms(job, priority, phase, lock_only, lease, on_lost, find_gang(gang, rank, world_size))
+        terms = Terms(
+            *(job, priority, phase, lock_only, lease, on_lost),
+            find_gang(gang, rank, world_size),
+            find_leave(mode, tags, slot),
+        )
         return Hold(groups, terms, timeout, client=self)
 
     def status(self, group: str) -> GroupView:

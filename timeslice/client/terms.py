@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from timeslice.client.gang import Gang
 from timeslice.client.lease import BaseLease
 from timeslice.errors import UsageError
+from timeslice.models import Leave, Mode
 from timeslice.names import check_name
 
 _LONGEST_LEASE_S = 86_400.0
+_TAGS_MOST = 64
+_NOTHING = Leave()
 
 OnLost = Callable[[BaseLease], None]
 
@@ -29,6 +32,7 @@ class Terms:
     lease: float = 30.0
     on_lost: OnLost | None = None
     gang: Gang | None = None  # None: this process holds alone
+    leave: Leave = _NOTHING
 
     def __post_init__(self) -> None:
         if self.job is not None:
@@ -41,8 +45,23 @@ class Terms:
             raise UsageError(f"a lease of {self.lease!r} s can't be had: give 1 to {_LONGEST_LEASE_S:g} seconds")
         if not isinstance(self.lock_only, bool):
             raise UsageError(f"lock_only={self.lock_only!r}: give True or False")
+        if self.lock_only and self.leave != _NOTHING:
+            raise UsageError("a plain lock has no device state that could leave: give no mode, tags or slot with it")
         if self.on_lost is not None and not callable(self.on_lost):
             raise UsageError(f"on_lost={self.on_lost!r} can't be called: give a function that takes the lease")
+
+
+def find_leave(mode: Mode | None, tags: Sequence[str], slot: str) -> Leave:
+    """What of a job's state is to leave, as a hold says it. Raises UsageError and InvalidNameError."""
+    if mode not in {None, *get_args(Mode)}:
+        raise UsageError(f"mode={mode!r}: give 'offload' (kept in host memory) or 'discard' (dropped)")
+    if isinstance(tags, str) or len(tags) > _TAGS_MOST:
+        raise UsageError(f"tags={tags!r}: give a list of at most {_TAGS_MOST} names")
+    for tag in tags:
+        check_name("tag", tag)
+    if slot:
+        check_name("slot", slot)
+    return Leave(mode=mode or "", tags=tuple(dict.fromkeys(tags)), slot=slot)
 
 
 def check_timeout(timeout: float | None) -> float | None:

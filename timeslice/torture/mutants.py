@@ -12,7 +12,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from timeslice.agent import executor, fencing, steps
+from timeslice.agent import executor, fencing, moving
 from timeslice.errors import StaleCommandError, UsageError
 from timeslice.locks import flows, loader
 from timeslice.locks.scripts import Renewed
@@ -103,14 +103,14 @@ def _no_fencing() -> None:
 
 
 def _dropped_restore() -> None:
-    restore = steps.Steps._restore  # noqa: SLF001
+    restore = moving.Mover.restore
 
-    async def say_done(self: steps.Steps, job: Any, deadline: Any) -> Any:
+    async def say_done(self: moving.Mover, job: Any, *how: Any) -> Any:
         if job.probe.state is Residency.SUSPENDED:
             return job.seen().model_copy(update={"state": Residency.RESIDENT})
-        return await restore(self, job, deadline)
+        return await restore(self, job, *how)
 
-    steps.Steps._restore = say_done  # type: ignore[method-assign] # noqa: SLF001
+    moving.Mover.restore = say_done  # type: ignore[assignment, method-assign]
 
 
 def _no_confirmation() -> None:

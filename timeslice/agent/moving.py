@@ -1,0 +1,178 @@
+"""One job's state out of the device and back, through its backend; only what is measured counts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from timeslice import metrics
+from timeslice.agent.calling import Caller, Deadline
+from timeslice.agent.devices import Devices, freed, may_have, shortage
+from timeslice.agent.presence import FREE_S, Presence, Presences
+from timeslice.agent.selection import as_leave, as_selection, is_part, loses_weights
+from timeslice.agent.state import Note, Seen
+from timeslice.backends.base import Probe, Selection
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Leave, Residency
+
+TRIES = 3  # of a copy that failed for a passing reason; locking is tried until the deadline
+_PAUSE_S = 0.05
+_OUT = {Residency.SUSPENDED, Residency.ABSENT}
+
+
+class Mover:
+    """``notes`` collects how jobs left (None: they came back) until it is written down."""
+
+    def __init__(self, group: str, presences: Presences, caller: Caller) -> None:
+        self._group, self._presences, self._caller = group, presences, caller
+        self.notes: dict[str, Note | None] = {}
+
+    def note_of(self, job: Presence) -> Note | None:
+        """How these processes left, if they did, and came back in no later step."""
+        return self.notes[job.name] if job.name in self.notes else self._presences.note_of(job.name, job.job.targets)
+
+    def left(self, job: Presence, leave: Leave | None = None) -> Selection:
+        """What of the job is out. ``leave``: as its swap has written down."""
+        note = self.note_of(job)
+        known = leave or (note.leave if note else Leave())
+        return as_selection(known) if known.mode else job.everything()
+
+    def seen(self, job: Presence, probe: Probe | None = None, leave: Leave | None = None) -> Seen:
+        """As it was found, or as ``probe`` shows it now."""
+        found = job.seen(probe)
+        lost = found.state == Residency.SUSPENDED and loses_weights(self.left(job, leave))
+        return found.model_copy(update={"discarded": lost})
+
+    async def lock(self, job: Presence, selection: Selection, deadline: Deadline) -> None:
+        await self._caller.call(
+            f"prepare of job {job.name}",
+            lambda left: job.backend.prepare(job.job, selection, deadline_s=left),
+            deadline,
+        )
+
+    async def suspend(self, job: Presence, selection: Selection, deadline: Deadline, *, locked: bool) -> Seen:
+        """Move a job's state, or the selected part of it, off the device."""
+        leave = as_leave(selection)
+        if job.probe.state in _OUT:
+            if job.probe.state is Residency.SUSPENDED and self.note_of(job) is None:
+                self._note(job, leave, {})  # moved by this step, which was interrupted before its end
+            return self.seen(job)
+        if not locked:
+            await self.lock(job, selection, deadline)
+        measured = job.backend.capabilities().freed_share > 0 and job.probe.device_bytes > 0
+        before = await self._measure(deadline) if measured else ()
+        began = time.monotonic()
+        outcome = await self._caller.call(
+            f"suspend of job {job.name}",
+            lambda left: job.backend.suspend(job.job, selection, deadline_s=left),
+            deadline,
+            tries=TRIES,
+        )
+        after = await self._probe(job, deadline)
+        if after.state not in _OUT:
+            raise fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it suspended, but it is {after.state}")
+        due = _due(job.probe, selection, after)
+        footprint = await self._check_freed(job, due, before, deadline) if measured else {}
+        if after.state is Residency.SUSPENDED:
+            self._note(job, leave, footprint)
+        metrics.SUSPEND_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
+        metrics.SUSPENDED_BYTES.labels(self._group).inc(outcome.moved_bytes)
+        return self.seen(job, after, leave)
+
+    async def restore(self, job: Presence, deadline: Deadline, leave: Leave | None = None) -> Seen:
+        """Bring all that is out back and let the job run. Not even tried where it does not fit."""
+        if job.probe.state is Residency.ABSENT:
+            return job.seen()
+        if job.probe.state is Residency.RESIDENT:
+            return await self.run_on(job, deadline)
+        left = self.left(job, leave)
+        if job.backend.capabilities().freed_share > 0 and (why := await self._shortage(job, left, deadline)):
+            raise fault(FaultKind.TRANSIENT, job, f"not restored, its saved copy is intact: {why}")
+        began = time.monotonic()
+        outcome = await self._caller.call(
+            f"restore of job {job.name}",
+            lambda seconds: job.backend.restore(job.job, Selection(mode=left.mode), deadline_s=seconds),
+            deadline,
+            tries=TRIES,
+        )
+        metrics.RESTORED_BYTES.labels(self._group).inc(outcome.moved_bytes)
+        after = await self._release(job, deadline)
+        metrics.RESTORE_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
+        self.notes[job.name] = None
+        return after.model_copy(update={"discarded": loses_weights(left)})
+
+    async def run_on(self, job: Presence, deadline: Deadline, leave: Leave | None = None) -> Seen:
+        """Let a job run that is on the device. One that is between two states is brought back whole."""
+        if job.probe.state is Residency.FAULTED:
+            return await self.restore(job, deadline, leave)
+        if job.probe.locked:
+            await self._caller.call(
+                f"abort of job {job.name}", lambda left: job.backend.abort(job.job, deadline_s=left), deadline
+            )
+        return self.seen(job)
+
+    def _note(self, job: Presence, leave: Leave, footprint: dict[str, int]) -> None:
+        processes = tuple((target.pid, target.start) for target in job.job.targets)
+        self.notes[job.name] = Note(backend=job.backend.name, leave=leave, footprint=footprint, processes=processes)
+
+    async def _release(self, job: Presence, deadline: Deadline) -> Seen:
+        await self._caller.call(
+            f"release of job {job.name}", lambda left: job.backend.release(job.job, deadline_s=left), deadline
+        )
+        after = await self._probe(job, deadline)
+        if after.state not in {Residency.RESIDENT, Residency.ABSENT}:
+            raise fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it restored, but it is {after.state}")
+        return job.seen(after)
+
+    async def _shortage(self, job: Presence, left: Selection, deadline: Deadline) -> str:
+        """Why what is out does not fit now; '' if it does."""
+        note, devices = self.note_of(job), await self._measure(deadline)
+        # What is left of a job that went as a whole is in nobody's way. A part that stayed takes its room.
+        own = set() if is_part(left) else {target.pid for target in job.job.targets}
+        return shortage(devices, note.footprint if note else {}, job.probe.host_bytes, own)
+
+    async def _measure(self, deadline: Deadline) -> Devices:
+        return await self._caller.look("measuring devices", self._presences.backends.measure, deadline)
+
+    async def _probe(self, job: Presence, deadline: Deadline) -> Probe:
+        return await self._caller.look(f"probe of job {job.name}", lambda: job.backend.probe(job.job), deadline)
+
+    async def _check_freed(self, job: Presence, due: int, before: Devices, deadline: Deadline) -> dict[str, int]:
+        """Bytes freed on each device. BackendError(transient) when it stays less than the backend promised."""
+        share = job.backend.capabilities().freed_share
+        on_devices = may_have(before, {target.pid for target in job.job.targets})
+        wait = deadline.within(FREE_S)
+        while True:
+            got = freed(before, await self._measure(deadline))
+            total = sum(got.values())
+            if not on_devices:
+                # There is no device that could be asked, or its state is known to lie elsewhere, such as tensors of a
+                # CPU beside an emulated device: the backend's own measure of the job.
+                total = job.probe.device_bytes - (await self._probe(job, deadline)).device_bytes
+            if total >= share * due:
+                return got
+            if wait.left() <= 0:
+                raise fault(
+                    FaultKind.TRANSIENT,
+                    job,
+                    f"{job.backend.name} reported it suspended, but only {total} of its {due} bytes were measured free "
+                    f"(at least {share:.0%} are due)",
+                )
+            await asyncio.sleep(_PAUSE_S)
+
+
+def _due(before: Probe, selection: Selection, after: Probe) -> int:
+    """Bytes that a suspend has to free. Where nobody can tell how large the selected part was, at least what the
+    backend itself shows to be gone has to be free by the device's word, too."""
+    if not is_part(selection):
+        return before.device_bytes
+    if before.parts and not selection.slot:
+        return sum(before.parts.get(tag, 0) for tag in selection.tags)
+    return max(before.device_bytes - after.device_bytes, 0)
+
+
+def fault(kind: FaultKind, job: Presence, message: str) -> BackendError:
+    group, node = job.job.group, job.job.node
+    return BackendError(
+        f"group {group}, node {node}, job {job.name}: {message}", kind=kind, group=group, job=job.name, node=node
+    )
