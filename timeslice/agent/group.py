@@ -11,6 +11,8 @@ from timeslice import metrics
 from timeslice.agent import fencing
 from timeslice.agent.calling import Caller
 from timeslice.agent.choice import BackendSet
+from timeslice.agent.discovery import Finder
+from timeslice.agent.discovery.environment import FRESH_S
 from timeslice.agent.folder import private_folder
 from timeslice.agent.journal import Journal
 from timeslice.agent.memory import HostMemory
@@ -20,6 +22,7 @@ from timeslice.agent.steps import Steps
 from timeslice.agent.targets import TargetRegistry
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import GroupKeys
+from timeslice.locks.view import GroupView
 from timeslice.models import Command, GroupConfig, Residency
 
 OUT = {"", Residency.ABSENT, Residency.GONE, Residency.SUSPENDED}
@@ -45,6 +48,8 @@ class Scope:
         self.wake = asyncio.Event()
         self.faults: list[str] = []  # what keeps its backends from working here
         self.ask = False  # at the next look the jobs themselves are asked
+        self.finder: Finder | None = None  # of processes that did not register
+        self.idle_holder = ""  # who holds and is nowhere on the device, if somebody does
         self.caller = Caller(self.name)
         self.journal = Journal(folder / "journal.json")
         self.registry = TargetRegistry(self.name, node, folder / "targets.json", self.wake.set)
@@ -75,11 +80,16 @@ class Scope:
             lambda ledger: kept(fencing.raised(ledger, floor=self.floor, fence=fence), self.registry.jobs())
         )
 
-    async def refresh(self) -> None:
-        """Learn which processes registered meanwhile, and the settings. RedisUnreachableError."""
-        view = await self.driver.view(self.keys)
+    async def learn(self, view: GroupView, *, fresh_s: float = FRESH_S) -> None:
+        """Take what the group says of settings and processes, and look for processes that did not register."""
         self.config = view.config
         await self.registry.refresh(view.targets)
+        if self.finder:
+            await self.finder.find(view, fresh_s=fresh_s)
+
+    async def refresh(self) -> None:
+        """Learn which processes registered meanwhile, and the settings. RedisUnreachableError."""
+        await self.learn(await self.driver.view(self.keys), fresh_s=0)
 
     def note(self, seen: Sequence[Seen], *, moved: bool = False) -> None:
         """Remember what was observed of jobs. ``moved``: after an order, which may itself have brought them in."""

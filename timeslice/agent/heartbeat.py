@@ -83,8 +83,7 @@ class Heartbeat:
 
     async def _take(self, view: GroupView) -> None:
         fencing.check_server(self._scope.ledger, view)
-        self._scope.config = view.config
-        await self._scope.registry.refresh(view.targets)
+        await self._scope.learn(view)
 
     async def _pulse(self, view: GroupView) -> Pulse:
         scope = self._scope

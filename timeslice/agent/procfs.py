@@ -12,6 +12,7 @@ from timeslice.models import Target
 _NOT_RUNNING = "TtZXx"  # stopped, traced, zombie, dead
 _PF_KTHREAD = 0x00200000
 _PF_EXITING = 0x00000004
+_FIRST_NAMESPACE = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ProcessStatus:
     one_user: bool = True  # real, effective and saved user id are the same: no setuid program
     kernel: bool = False  # a thread of the kernel
     exiting: bool = False  # it has let go of its files and memory, and the kernel may not have freed them yet
+    inner: int = 0  # its number in its own pid namespace
 
     @property
     def runs(self) -> bool:
@@ -40,7 +42,8 @@ def look_at(pid: int) -> ProcessStatus | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
-    uids = next(line.split()[1:4] for line in status.splitlines() if line.startswith("Uid:"))
+    told = {name: rest.split() for name, _, rest in (line.partition(":") for line in status.splitlines())}
+    uids = told["Uid"][:3]
     return ProcessStatus(
         state=fields[0],
         start=int(fields[19]),
@@ -49,7 +52,55 @@ def look_at(pid: int) -> ProcessStatus | None:
         one_user=len(set(uids)) == 1,
         kernel=bool(int(fields[6]) & _PF_KTHREAD),
         exiting=bool(int(fields[6]) & _PF_EXITING),
+        inner=int(told.get("NSpid", [str(pid)])[-1]),
     )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One process in a list of all. ``image`` changes when it starts another program, where we may look into it."""
+
+    parent: int
+    start: int
+    image: int
+
+
+def everybody() -> dict[int, Line]:
+    """All processes but the kernel's, by number: one small file each."""
+    found = {}
+    for pid in numbers():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:  # it ended meanwhile, or is hidden from us
+            continue
+        fields = stat[stat.rindex(")") + 2 :].split()
+        if not int(fields[6]) & _PF_KTHREAD:
+            found[pid] = Line(int(fields[1]), int(fields[19]), int(fields[47]))
+    return found
+
+
+def numbers() -> list[int]:
+    """Of all processes that can be seen from here."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names are all that is wanted
+
+
+def namesakes() -> dict[tuple[str, int, int], int]:
+    """Processes of other pid namespaces that can be seen from here: namespace, number there and start time, to the
+    number here."""
+    own, found = pid_namespace(), {}
+    for pid in numbers():
+        try:
+            namespace = str(Path(f"/proc/{pid}/ns/pid").readlink())
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+        if namespace != own and (status := look_at(pid)):
+            found[namespace, status.inner, status.start] = pid
+    return found
+
+
+def sees_all() -> bool:
+    """Whether no process of this machine can hide from this one: the first pid namespace, and root's eyes."""
+    return pid_namespace() == _FIRST_NAMESPACE and os.geteuid() == 0
 
 
 def runs(target: Target) -> bool:

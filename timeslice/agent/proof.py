@@ -26,18 +26,22 @@ from timeslice.models import Target
 MAX_FILES = 16_384  # open files of one process that are looked at
 MAX_ENVIRONMENT = 4 << 20  # bytes
 _VARIABLES = (b"TIMESLICE_JOB", b"TIMESLICE_JOB_ID")  # the first that is set counts, as for the job itself
-_GROUPS = b"TIMESLICE_GROUPS"
+_GROUPS, _PREFIX = b"TIMESLICE_GROUPS", b"TIMESLICE_PREFIX"
+DEFAULT_PREFIX = "ts"  # as for clients
+_READ = {*_VARIABLES, _GROUPS, _PREFIX}
 _MEMORY_FILE = re.compile(r"/memfd:timeslice:([^/]+)/([^/]+) \(deleted\)")
 _SLURM = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a process shows: pairs of group and job by its memory files; jobs and groups by how it was started."""
+    """What a process shows: pairs of group and job by its memory files; jobs and groups by how it was started, and the
+    prefix of the installation that it was started for."""
 
     files: frozenset[tuple[str, str]]
     jobs: frozenset[str]
     groups: frozenset[str]
+    prefix: str = DEFAULT_PREFIX
 
     def proves(self, group: str, job: str) -> bool:
         return (group, job) in self.files or (group in self.groups and job in self.jobs)
@@ -89,11 +93,12 @@ def examine(pid: int, start: int) -> Evidence:
 def _look(proc: Path, uid: int) -> Shown:
     with (proc / "environ").open("rb") as environment:
         pairs = (each.partition(b"=") for each in environment.read(MAX_ENVIRONMENT).split(b"\0"))
-        found = {name: value.decode(errors="replace") for name, _, value in pairs if name in {*_VARIABLES, _GROUPS}}
+        found = {name: value.decode(errors="replace") for name, _, value in pairs if name in _READ}
     jobs = [found[name] for name in _VARIABLES if found.get(name)][:1]
     jobs += [f"slurm-{number}" for number in _SLURM.findall((proc / "cgroup").read_text(errors="replace"))]
-    groups = [name.strip() for name in found.get(_GROUPS, "").split(",")]
-    return Shown(frozenset(_memory_files(proc, uid)), frozenset(jobs), frozenset(groups))
+    groups = {name.strip() for name in found.get(_GROUPS, "").split(",")} - {""}
+    prefix = found.get(_PREFIX) or DEFAULT_PREFIX
+    return Shown(frozenset(_memory_files(proc, uid)), frozenset(jobs), frozenset(groups), prefix)
 
 
 def _memory_files(proc: Path, uid: int) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from timeslice.agent.accelerators import assign, default_backends
 from timeslice.agent.channels import StreamChannel
 from timeslice.agent.choice import BackendSet, MakeBackend
+from timeslice.agent.discovery import Finder, Scanner
 from timeslice.agent.executor import Executor
 from timeslice.agent.folder import claim_folder, instance_of
 from timeslice.agent.group import Scope
@@ -103,6 +104,7 @@ class _Agent:
         self._keys = Keys(options.prefix)
         self._driver = AsyncDriver(options.url)
         self._host = HostMemory(options.host_budget_bytes)
+        self._scanner = Scanner()
         self._scopes: dict[str, Scope] = {}
         self._executors: dict[str, Executor] = {}
         self._hearts: list[Heartbeat] = []
@@ -191,6 +193,7 @@ class _Agent:
         if context.accelerators and not specs:
             specs = await default_backends(context, self._make_backend)
         scope.equip(BackendSet.make(context, specs, self._make_backend))
+        scope.finder = Finder(context, options.prefix, self._scanner, scope.registry, scope.backends)
         log.info(
             "group %s: devices: %s; state is moved by: %s", name, _listed(context), ", ".join(scope.backends.names())
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from timeslice.agent import procfs
-from timeslice.agent.choice import CHANNEL, stands_in
+from timeslice.agent.choice import CHANNEL, HTTP, stands_in
 from timeslice.agent.journal import read_whole, write_whole
 from timeslice.agent.proof import Evidence, examine
 from timeslice.errors import BackendError, FaultKind
@@ -24,15 +24,30 @@ log = logging.getLogger("timeslice.agent")
 MAX_TARGETS = 4096  # of one group on one node
 MAX_ENDED = 512  # ended ones to be told of at a time; the others' turn comes when the group has heard of these
 _SAID = 10  # refusals that are told at a time
-_MAY_CHANGE = ("backend", "channel", "modes", "tags", "slots", "leave", "endpoints", "dialect")
-_STORED = TypeAdapter(list[Target])
+Foreign = Mapping[tuple[str, int, int], int]  # pid namespace, number there and start time -> number here
+
+
+class _Stored(Target):
+    found: bool = False
+
+
+_STORED = TypeAdapter(list[_Stored])
 
 
 @dataclass
 class _Watched:
+    """``target`` is the process as it is seen from here, ``told`` as it registered: with its number in its own pid
+    namespace, by which leases and channels call it. ``found``: it did not register, discovery found it."""
+
     target: Target
+    told: Target
     pidfd: int
+    found: bool
     exited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def process(self) -> tuple[int, int]:
+        return self.target.pid, self.target.start
 
 
 class TargetRegistry:
@@ -48,9 +63,11 @@ class TargetRegistry:
     def __init__(self, group: str, node: str, path: Path, on_exit: Callable[[], None]) -> None:
         self._group, self._node, self._path, self._on_exit = group, node, path, on_exit
         self._namespace = procfs.pid_namespace()
-        self._watched: dict[tuple[str, int], _Watched] = {}
+        self._watched: dict[tuple[str, int], _Watched] = {}  # by the number here
+        self._told: dict[tuple[str, int, int], _Watched] = {}  # by the number that was told, and start time
         self._raw: dict[str, str] = {}
         self.refused: dict[str, str] = {}
+        self.passed_over: dict[tuple[int, int], str] = {}  # what discovery found and may not take
         self.ended: set[Exited] = set()
         self.departed: dict[str, set[int]] = {}
         self.cut_off: dict[tuple[str, int], Target] = {}
@@ -65,14 +82,19 @@ class TargetRegistry:
             log.error("group %s: %s can't be read; processes are known again when they register: %s",
                       self._group, self._path, brief(error))  # fmt: skip
             return
-        for target in stored:
-            if problem := self._take(target, {}):
+        foreign = procfs.namesakes() if any(map(self._is_foreign, stored)) else {}
+        for each in stored:
+            target = Target.model_validate(each.model_dump(exclude={"found"}))
+            if self._from_here(target, foreign) is None and procfs.sees_all():
+                self._note_end(target, target.pid)  # it was here, or it had not been taken
+                continue
+            if problem := self._find_again(target) if each.found else self._take(target, {}, foreign):
                 log.warning("group %s: process %d of job %s is not watched any more: %s",
                             self._group, target.pid, target.job, problem)  # fmt: skip
 
     async def refresh(self, records: Mapping[str, str]) -> None:
         """Take what the group's ``targets`` hash says. What it does not say is kept: it may have been lost."""
-        before = self._targets()
+        before = self.state()
         ours = {name: raw for name, raw in records.items() if name.split("/")[1:2] == [self._node]}
         chosen = [name for name in ours if name in self._raw] + [name for name in ours if name not in self._raw]
         if len(chosen) > MAX_TARGETS:
@@ -80,21 +102,23 @@ class TargetRegistry:
                         self._group, len(chosen), MAX_TARGETS)  # fmt: skip
         refused: dict[str, str] = {}
         seen: dict[tuple[int, int], Evidence] = {}
+        news = [ours[name] for name in chosen[:MAX_TARGETS] if self._raw.get(name) != ours[name]]
+        elsewhere = any(self._namespace not in raw for raw in news)
+        foreign = await asyncio.to_thread(procfs.namesakes) if elsewhere else {}
         for name in chosen[:MAX_TARGETS]:
             raw = ours[name]
             if self._raw.get(name) == raw or (name not in self._raw and len(self.ended) >= MAX_ENDED):
                 continue
-            if (problem := self._consider(name, raw, seen)) is None:
+            if (problem := self._consider(name, raw, seen, foreign)) is None:
                 self._raw[name] = raw
             else:
                 refused[name] = problem  # and looked at again the next time: it may have changed, or ended
         self._say({name: why for name, why in refused.items() if self.refused.get(name) != why})
         self.refused = refused
         self._raw = {name: raw for name, raw in self._raw.items() if name in ours}
-        if (now := self._targets()) != before:
-            await self._store(now)
+        await self.keep(before)
 
-    def _consider(self, name: str, raw: str, seen: dict[tuple[int, int], Evidence]) -> str | None:
+    def _consider(self, name: str, raw: str, seen: dict[tuple[int, int], Evidence], foreign: Foreign) -> str | None:
         """Take a registration that is new or has changed, or say why not."""
         try:
             target = read_wire(Target, raw, limit=RECORD_MAX)
@@ -102,7 +126,54 @@ class TargetRegistry:
             return f"its record is invalid: {error}"
         if f"{target.job}/{target.host}/{target.pid}" != name:
             return "it names other than its content"
-        return self._take(target, seen)
+        return self._take(target, seen, foreign)
+
+    def found(self) -> list[Target]:
+        """Living processes that discovery found and that have not registered."""
+        return [watched.target for watched in self._living() if watched.found]
+
+    def registered(self) -> dict[tuple[int, int], Target]:
+        """Living processes that registered, by number and start time here."""
+        return {watched.process: watched.target for watched in self._living() if not watched.found}
+
+    def known(self) -> dict[tuple[int, int], str]:
+        """Living processes, by number and start time here, and the job of each."""
+        return {watched.process: watched.target.job for watched in self._living()}
+
+    def take_found(self, job: str, pid: int, start: int, uid: int) -> str | None:
+        """Watch a process that nobody registered, and that showed by itself that it is the job's; why not, if it can't
+        be. The caller has just seen that it is not known yet."""
+        target = Target(job=job, host=self._node, pid=pid, start=start, uid=uid, pid_namespace=self._namespace)
+        if problem := self._out_of_reach(target):
+            return problem
+        try:
+            pidfd = procfs.open_process(pid, start)
+        except OSError as error:
+            return f"it can't be watched ({error.strerror})"
+        status = procfs.look_at(pid)
+        if pidfd is None or status is None:
+            return None  # it has ended, and nobody has heard of it yet
+        if (status.uid, status.one_user) != (uid, True):
+            os.close(pidfd)
+            return f"it does not run as user id {uid} any more"
+        if earlier := self._watched.get((job, pid)):
+            self._end(earlier)
+        self._watch(_Watched(target, target, pidfd, found=True))
+        return None
+
+    def _find_again(self, target: Target) -> str | None:
+        """One that a former run had found. The next look tells whether it still shows its job."""
+        found = procfs.look_at(target.pid)
+        if found is None or found.start != target.start:
+            self._note_end(target, target.pid)
+            return None
+        return self.take_found(target.job, target.pid, target.start, target.uid)
+
+    def let_go(self, target: Target) -> None:
+        """It was found, and is nobody's of the job any more; it has not ended."""
+        watched = self._watched.get((target.job, target.pid))
+        if watched and watched.found and watched.target == target:
+            self._drop(watched)
 
     def _say(self, news: Mapping[str, str]) -> None:
         for name, why in list(news.items())[:_SAID]:
@@ -113,6 +184,7 @@ class TargetRegistry:
     def complaints(self) -> list[str]:
         """What an operator should know of the refused registrations, a few lines at most."""
         lines = [f"registration {ascii(name)[:200]} is ignored: {why}" for name, why in self.refused.items()]
+        lines += list(self.passed_over.values())
         return lines[:_SAID] + ([f"and {len(lines) - _SAID} more registrations"] if len(lines) > _SAID else [])
 
     def verify(self, targets: Collection[Target]) -> None:
@@ -131,8 +203,9 @@ class TargetRegistry:
                 )
 
     def missing(self, records: Collection[str]) -> list[Target]:
-        """Processes that live, or count as if, and that the group's ``targets`` hash does not name: it lost them."""
-        living = [*(watched.target for watched in self._living()), *self.cut_off.values()]
+        """Processes that registered and live, or count as if, and that the group's ``targets`` hash does not name: it
+        lost them."""
+        living = [*(watched.told for watched in self._living() if not watched.found), *self.cut_off.values()]
         return [target for target in living if f"{target.job}/{target.host}/{target.pid}" not in records]
 
     def jobs(self) -> tuple[str, ...]:
@@ -148,16 +221,17 @@ class TargetRegistry:
         return frozenset(watched.target.pid for watched in self._living())
 
     def find(self, job: str, pid: str, start: str) -> Target | None:
-        """The living target that a lease names, if it is one."""
-        watched = self._watched.get((job, int(pid))) if pid.isdigit() else None
-        if watched is None or str(watched.target.start) != start or procfs.has_exited(watched.pidfd):
+        """The living target that a lease names, if it is one: by the number that it has for itself."""
+        named = pid.isdecimal() and start.isdecimal()
+        watched = self._told.get((job, int(pid), int(start))) if named else None
+        if watched is None or procfs.has_exited(watched.pidfd):
             return None
         return watched.target
 
     def exit_event(self, job: str, pid: int, start: int) -> asyncio.Event | None:
         """Set when that process ends; None when it is not watched (any more)."""
-        watched = self._watched.get((job, pid))
-        return watched.exited if watched and watched.target.start == start else None
+        watched = self._told.get((job, pid, start))
+        return watched.exited if watched else None
 
     def adrift(self) -> set[str]:
         """Jobs whose workload may live with its state, and nobody here can reach it."""
@@ -166,7 +240,7 @@ class TargetRegistry:
     def settle(self, job: str) -> None:
         """The job's state is known without those that were cut off."""
         for key in [key for key in self.cut_off if key[0] == job]:
-            self._depart(self.cut_off.pop(key))
+            self._depart(self.cut_off.pop(key), key[1])
 
     def forget(self, job: str) -> None:
         """The group knows that this job is gone."""
@@ -176,13 +250,17 @@ class TargetRegistry:
         for watched in tuple(self._watched.values()):
             self._drop(watched)
 
-    def _take(self, target: Target, seen: dict[tuple[int, int], Evidence]) -> str | None:
+    def _take(self, told: Target, seen: dict[tuple[int, int], Evidence], foreign: Foreign) -> str | None:
         """Watch a process, or say why not. One that has ended is noted as such. ``seen``: looked at a moment ago."""
+        target = self._from_here(told, foreign)
+        if target is None:
+            return (
+                f"it is in another pid namespace ({told.pid_namespace!a}, the agent is in {self._namespace}), and not "
+                "to be seen from here; run the agent with the host's pid namespace (hostPID), as root"
+            )
         known = self._watched.get((target.job, target.pid))
         if known and (known.target.start, known.target.uid) == (target.start, target.uid):
-            # The same process has told more of itself.
-            told = {name: getattr(target, name) for name in _MAY_CHANGE}
-            known.target = known.target.model_copy(update=told)
+            self._hear(known, target, told)
             return None
         evidence = seen.get((target.pid, target.start))
         if problem := self._out_of_reach(target) or (evidence and evidence.refusal(self._group, target)):
@@ -199,7 +277,7 @@ class TargetRegistry:
         if pidfd is None or evidence is None:
             if pidfd is not None:
                 os.close(pidfd)
-            self._note_end(target)
+            self._note_end(told, target.pid)
             return None
         seen[target.pid, target.start] = evidence
         if problem := evidence.refusal(self._group, target):
@@ -207,32 +285,54 @@ class TargetRegistry:
             return problem
         if known:
             self._end(known)
-        watched = _Watched(target, pidfd)
-        self._watched[target.job, target.pid] = watched
-        self.departed.pop(target.job, None)
-        asyncio.get_running_loop().add_reader(pidfd, self._end, watched)
+        for other in tuple(self._watched.values()):
+            if other.found and other.process == (target.pid, target.start):
+                self._drop(other)  # what it says of itself counts for more than what it was started with
+        self._watch(_Watched(target, told, pidfd, found=False))
         return None
 
+    def _from_here(self, told: Target, foreign: Foreign) -> Target | None:
+        """The process with its number in our own pid namespace; None if it is not to be seen from here."""
+        if not self._is_foreign(told):
+            return told
+        pid = foreign.get((told.pid_namespace, told.pid, told.start))
+        return told.model_copy(update={"pid": pid, "pid_namespace": self._namespace}) if pid else None
+
+    def _is_foreign(self, told: Target) -> bool:
+        return told.pid_namespace != self._namespace
+
+    def _hear(self, known: _Watched, target: Target, told: Target) -> None:
+        """The same process has told more of itself, or has registered after it was found."""
+        self._unname(known)
+        known.target, known.told, known.found = target, told, False
+        self._told[told.job, told.pid, told.start] = known
+
+    def _unname(self, watched: _Watched) -> None:
+        named = (watched.told.job, watched.told.pid, watched.told.start)
+        if self._told.get(named) is watched:  # two pid namespaces may have started the same number at the same time
+            del self._told[named]
+
+    def _watch(self, watched: _Watched) -> None:
+        target, told = watched.target, watched.told
+        self._watched[target.job, target.pid] = self._told[told.job, told.pid, told.start] = watched
+        self.departed.pop(target.job, None)
+        asyncio.get_running_loop().add_reader(watched.pidfd, self._end, watched)
+
     def _out_of_reach(self, target: Target) -> str | None:
-        if target.pid_namespace != self._namespace:
-            return (
-                f"it is in another pid namespace ({target.pid_namespace!a}, the agent is in {self._namespace}); "
-                "run the agent with the host's pid namespace (hostPID)"
-            )
         if os.geteuid() not in {0, target.uid}:
             return f"it belongs to user id {target.uid}, the agent runs as {os.geteuid()}; run the agent as root"
         if len(self._watched) >= MAX_TARGETS:
             return f"{MAX_TARGETS} processes are watched already"
-        for (job, pid), watched in self._watched.items():
-            same = (pid, watched.target.start) == (target.pid, target.start)
-            if same and job != target.job and not procfs.has_exited(watched.pidfd):
+        for (job, _), watched in self._watched.items():
+            same = watched.process == (target.pid, target.start)
+            if same and job != target.job and not watched.found and not procfs.has_exited(watched.pidfd):
                 return f"it is a process of job {job} already; give each job processes of its own"
         return None
 
     def _end(self, watched: _Watched) -> None:
         if self._watched.get((watched.target.job, watched.target.pid)) is watched:
             self._drop(watched)
-            self._note_end(watched.target)
+            self._note_end(watched.told, watched.target.pid)
             self._on_exit()
 
     def _drop(self, watched: _Watched) -> None:
@@ -240,31 +340,39 @@ class TargetRegistry:
         os.close(watched.pidfd)
         watched.exited.set()
         del self._watched[watched.target.job, watched.target.pid]
+        self._unname(watched)
 
-    def _note_end(self, target: Target) -> None:
+    def _note_end(self, target: Target, pid: int) -> None:
+        """``target`` as it registered, ``pid`` as its number was here."""
         if stands_in(target):
             self.cut_off[target.job, target.pid] = target
             return
-        self._depart(target)
-        said_good_bye = target.backend == CHANNEL
+        self._depart(target, pid)
+        said_good_bye = target.backend in (CHANNEL, HTTP)
         if said_good_bye and target.job in self.adrift():
             self.settle(target.job)
 
-    def _depart(self, target: Target) -> None:
+    def _depart(self, target: Target, pid: int) -> None:
         self.ended.add(Exited(target.job, target.pid, target.start))
         if not self.alive(target.job):
-            self.departed.setdefault(target.job, set()).add(target.pid)
+            self.departed.setdefault(target.job, set()).add(pid)
 
     def _living(self) -> list[_Watched]:
         # The event loop may not have run since a process ended: ask the kernel.
         return [watched for watched in self._watched.values() if not procfs.has_exited(watched.pidfd)]
 
-    def _targets(self) -> list[Target]:
-        return [*(watched.target for watched in self._watched.values()), *self.cut_off.values()]
+    def state(self) -> list[tuple[Target, bool]]:
+        """Who is watched, for `keep`."""
+        watched = [(each.told, each.found) for each in self._watched.values()]
+        return watched + [(target, False) for target in self.cut_off.values()]
 
-    async def _store(self, targets: list[Target]) -> None:
+    async def keep(self, before: list[tuple[Target, bool]]) -> None:
+        """Write down who is watched, if that is not what it was before."""
+        if (state := self.state()) == before:
+            return
+        stored = [_Stored(**target.model_dump(), found=found) for target, found in state]
         try:
-            await asyncio.to_thread(write_whole, self._path, _STORED.dump_json(targets))
+            await asyncio.to_thread(write_whole, self._path, _STORED.dump_json(stored))
         except OSError as error:
             log.error("group %s: %s could not be written: %s. A restarted agent will know its processes from Redis "
                       "only.", self._group, self._path, error)  # fmt: skip

@@ -1,0 +1,121 @@
+"""Processes of this machine that show a job, whether they registered or not, by what they were started with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from timeslice.agent import procfs
+from timeslice.agent.procfs import Line
+from timeslice.agent.proof import Shown, examine
+from timeslice.names import is_name
+
+FRESH_S = 1.0  # what was seen so long ago is good enough between swaps
+BUDGET_S = 1.0  # for looking into new processes; those that are left wait for the next look
+
+Process = tuple[int, int]  # number and start time
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A process that shows a job."""
+
+    pid: int
+    start: int
+    uid: int
+    inner: int  # its number in its own pid namespace
+    shown: Shown
+
+    @property
+    def process(self) -> Process:
+        return self.pid, self.start
+
+    def shows(self, group: str, job: str) -> bool:
+        """Whether it may be the job's in this group: by itself, or by whom it descends from."""
+        return self.shown.proves(group, job) or (job in self.shown.jobs and not self.shown.groups)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everybody at one moment. Who is in ``looked`` without a sighting shows nothing; who is not in it, nobody looked
+    into yet."""
+
+    lines: Mapping[int, Line] = field(default_factory=dict)
+    looked: Mapping[Process, Sighting | None] = field(default_factory=dict)
+
+    def sightings(self, prefix: str) -> list[Sighting]:
+        """Oldest first. What belongs to another installation on this machine, with another prefix, is not ours."""
+        found = [each for each in self.looked.values() if each and each.shown.prefix == prefix]
+        return sorted(found, key=lambda each: (each.start, each.pid))
+
+    def shows_no_more(self, process: Process, group: str, job: str) -> bool:
+        """Whether it runs a program now that was not started as the job's."""
+        if process not in self.looked:
+            return False
+        sighting = self.looked[process]
+        return sighting is None or not sighting.shows(group, job)
+
+    def job_of(self, sighting: Sighting, group: str, known: Mapping[Process, str]) -> str:
+        """The one job that it shows in this group; '' if there is none, or more than one: then it must say itself.
+
+        A process that was started with the job's name but without any group's is in the groups of the ``known``
+        process of that job that it descends from: whoever started it has shown that.
+        """
+        shown = sighting.shown
+        jobs = {job for where, job in shown.files if where == group} | (shown.jobs if group in shown.groups else set())
+        if not jobs and not shown.groups:
+            jobs = {known[each] for each in self._ancestors(sighting) if known.get(each) in shown.jobs}
+        job = next(iter(jobs)) if len(jobs) == 1 else ""
+        return job if is_name(job) else ""
+
+    def _ancestors(self, sighting: Sighting) -> list[Process]:
+        found: list[Process] = []
+        line = self.lines.get(sighting.pid)
+        while line and (above := self.lines.get(line.parent)) and (line.parent, above.start) not in found:
+            found.append((line.parent, above.start))
+            line = above
+        return found
+
+
+class Scanner:
+    """Looks at the processes of this machine, for all groups of an agent together. A process is looked into once, and
+    once more when it starts another program."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._at = float("-inf")
+        self._known: dict[tuple[int, Line], Sighting | None] = {}
+        self._snapshot = Snapshot()
+
+    async def look(self, *, fresh_s: float = FRESH_S) -> Snapshot:
+        """As of at most ``fresh_s`` ago; 0 looks now."""
+        asked = time.monotonic()
+        async with self._turn:
+            if self._at < asked - fresh_s:
+                at = time.monotonic()
+                self._snapshot = await asyncio.to_thread(self._scan)
+                self._at = at
+            return self._snapshot
+
+    def _scan(self) -> Snapshot:
+        lines = procfs.everybody()
+        known = {(pid, line): self._known[pid, line] for pid, line in lines.items() if (pid, line) in self._known}
+        until = time.monotonic() + BUDGET_S
+        for pid, line in lines.items():
+            if (pid, line) not in known and time.monotonic() < until:
+                known[pid, line] = _sighting(pid, line.start)
+        self._known = known
+        return Snapshot(lines, {(pid, line.start): sighting for (pid, line), sighting in known.items()})
+
+
+def _sighting(pid: int, start: int) -> Sighting | None:
+    try:
+        evidence = examine(pid, start)
+    except ProcessLookupError:
+        return None
+    shown, status = evidence.shown, procfs.look_at(pid)
+    if status is None or not evidence.one_user or shown is None or not (shown.jobs or shown.files):
+        return None
+    return Sighting(pid, start, evidence.uid, status.inner, shown)
