@@ -49,11 +49,11 @@ def act(folder: Path, action: str, pid: str) -> int:
     if state.read_text() != needed:
         print(f'Could not {action} on process ID {pid}: "invalid state"', file=sys.stderr)
         return 1
-    if action == "lock":
-        (folder / f"was-locked-{pid}").touch()
     draft = folder / f"{pid}.new"
     draft.write_text(wanted)
     draft.replace(state)
+    if action == "lock":
+        (folder / f"was-locked-{pid}").touch()
     return 0
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 from timeslice.backends.base import Backend, Context, Job, Outcome, Probe, Selection
 from timeslice.backends.checks import check_selection, fault, is_alive, living
@@ -25,7 +26,7 @@ SETTLE_S = 2.0  # for a call that is overdue while its peers are put back: often
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 
 # action -> state that it needs, state that it leaves
-_ACTIONS = {
+ACTIONS = {
     "lock": (State.RUNNING, State.LOCKED),
     "checkpoint": (State.LOCKED, State.CHECKPOINTED),
     "restore": (State.CHECKPOINTED, State.LOCKED),
@@ -35,6 +36,7 @@ _RESIDENCY = {
     State.RUNNING: Residency.RESIDENT,
     State.LOCKED: Residency.RESIDENT,
     State.CHECKPOINTED: Residency.SUSPENDED,
+    State.FAILED: Residency.FAULTED,
 }
 # A lock fails now and then for no lasting reason. A copy that failed is not tried again: a second restore into a
 # device without room can cost the driver its senses.
@@ -49,16 +51,20 @@ class Seen:
     device_bytes: int
     host_bytes: int
     total_bytes: int
+    on: Mapping[str, int | None] = field(default_factory=dict)  # device -> bytes there, None where nobody can tell
 
 
 class CheckpointBackend(Backend):
-    """What a subclass adds: `see`, the capabilities, health and memory."""
+    """What a subclass adds: `see`, the capabilities, health and memory; and what its devices need beyond that."""
 
     bare_bytes = 0  # a process with less than this on the device has a context and no state
+    actions: Mapping[str, tuple[State, State]] = ACTIONS  # a tool may lack some: then nothing is done for them
+    one_by_one: Collection[str] = ()  # actions that must not work on two processes at once
 
     def __init__(self, context: Context, tool: Tool) -> None:
         self._context = context
         self._tool = tool
+        self._turn = asyncio.Lock()
 
     @abstractmethod
     async def see(self, job: Job, target: Target) -> Seen | None:
@@ -67,6 +73,31 @@ class CheckpointBackend(Backend):
     async def state_of(self, job: Job, target: Target, until: float) -> State | None:
         """State of a living target, after whatever a dead operator left half done was put right."""
         return await self._tool.state(target, until)
+
+    async def do(self, job: Job, target: Target, action: str, until: float) -> None:
+        """One call of the tool."""
+        await self._tool.act(target, action, until)
+
+    def movable(self, seen: Mapping[Target, Seen]) -> list[Target]:
+        """Which processes of a job have to move. One that has nothing now may get something before it is locked, so
+        all do as soon as one has."""
+        return list(seen) if any(not self._is_bare(each) for each in seen.values()) else []
+
+    async def check_shape(self, job: Job, seen: Mapping[Target, Seen]) -> None:
+        """BackendError(unsupported) for what could leave and not come back. Nothing was touched yet."""
+
+    async def note_leaving(self, job: Job, seen: Mapping[Target, Seen]) -> None:
+        """The last moment at which all of it is on the device."""
+
+    async def check_room(self, job: Job, targets: Sequence[Target]) -> None:
+        """BackendError when these can't come back now. Asked before each restore."""
+
+    async def check_return(self, job: Job, targets: Sequence[Target], until: float) -> None:
+        """BackendError when these came back other than they left."""
+
+    def failure(self, job: Job, target: Target, action: str, complaint: str) -> BackendError:
+        """The fault for an action that failed for good."""
+        return fault(FaultKind.TRANSIENT, job, complaint)
 
     async def probe(self, job: Job) -> Probe:
         seen = await self._see_all(job)
@@ -87,35 +118,38 @@ class CheckpointBackend(Backend):
     async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
         step = Step(deadline_s)
-        if any(not self._is_bare(s) for s in (await self._see_all(job)).values()):
-            await self._lock_all(job, step)
+        await self._lock_all(job, await self._leaving(job), step)
         return step.outcome()
 
     async def suspend(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
         step = Step(deadline_s)
-        before = await self._see_all(job)
-        if all(self._is_bare(s) for s in before.values()):
+        leaving = await self._leaving(job)
+        if not leaving:
             return step.outcome()
-        await self._lock_all(job, step)
-        moved = sum(s.total_bytes for s in before.values() if s.state is not State.CHECKPOINTED)
+        await self._lock_all(job, leaving, step)
+        moved = sum(s.total_bytes for s in leaving.values() if s.state is not State.CHECKPOINTED)
+        before = sum(s.device_bytes for s in leaving.values())
         try:
-            await self._all(job, "checkpoint", await self._members(job, step.until, State.LOCKED), step.until)
+            await self.note_leaving(job, leaving)
+            await self._all(job, "checkpoint", await self._ready(job, "checkpoint", step.until, leaving), step.until)
         except Exception as error:
             await self._run_on(job, step, error)
             raise
         step.note("checkpoint")
-        left = sum(s.device_bytes for s in (await self._see_all(job)).values())
-        return step.outcome(moved, max(0, sum(s.device_bytes for s in before.values()) - left))
+        left = sum(s.device_bytes for target, s in (await self._see_all(job)).items() if target in leaving)
+        return step.outcome(moved, max(0, before - left))
 
     async def restore(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
         step = Step(deadline_s)
-        members = await self._members(job, step.until, State.CHECKPOINTED)
+        members = await self._ready(job, "restore", step.until)
+        await self.check_room(job, members)
         try:
             await self._all(job, "restore", members, step.until)
+            await self.check_return(job, members, step.until)
         except Exception as error:
-            await self._put_out_again(job, step, error)
+            await self._put_out_again(job, members, step, error)
             raise
         step.note("restore")
         seen = await self._see_all(job)
@@ -123,9 +157,9 @@ class CheckpointBackend(Backend):
 
     async def release(self, job: Job, *, deadline_s: float) -> Outcome:
         step = Step(deadline_s)
-        if await self._members(job, step.until, State.CHECKPOINTED):
+        if await self._ready(job, "restore", step.until):
             raise fault(FaultKind.UNSUPPORTED, job, "it is suspended; restore it before it is released")
-        await self._all(job, "unlock", await self._members(job, step.until, State.LOCKED), step.until)
+        await self._all(job, "unlock", await self._ready(job, "unlock", step.until), step.until)
         step.note("unlock")
         return step.outcome()
 
@@ -151,8 +185,20 @@ class CheckpointBackend(Backend):
         states = await together(self._look(job, target, until) for target in targets)
         return {target: state for target, state in zip(targets, states, strict=True) if state}
 
-    async def _members(self, job: Job, until: float, wanted: State) -> list[Target]:
-        return [target for target, state in (await self._states(job, until)).items() if state is wanted]
+    async def _leaving(self, job: Job) -> dict[Target, Seen]:
+        """Who has to move, once it is certain that all of them can."""
+        seen = await self._see_all(job)
+        leaving = {target: seen[target] for target in self.movable(seen)}
+        await self.check_shape(job, leaving)
+        return leaving
+
+    async def _ready(
+        self, job: Job, action: str, until: float, among: Collection[Target] | None = None
+    ) -> list[Target]:
+        """Who is in the state that an action needs; nobody for an action that the tool does not have."""
+        states = await self._states(job, until)
+        needed = self.actions[action][0] if action in self.actions else None
+        return [target for target, state in states.items() if state is needed and (among is None or target in among)]
 
     async def _look(self, job: Job, target: Target, until: float) -> State | None:
         """State of a target; None when it ended or has no context."""
@@ -180,8 +226,8 @@ class CheckpointBackend(Backend):
     def _overdue(self, job: Job, target: Target) -> BackendError:
         return fault(FaultKind.POISONED, job, self._tool.overdue(target) or "a checkpoint tool was overdue")
 
-    async def _lock_all(self, job: Job, step: Step) -> None:
-        targets = await self._members(job, step.until, State.RUNNING)
+    async def _lock_all(self, job: Job, leaving: Collection[Target], step: Step) -> None:
+        targets = await self._ready(job, "lock", step.until, leaving)
         try:
             await self._all(job, "lock", targets, step.until)
         except Exception as error:
@@ -190,32 +236,51 @@ class CheckpointBackend(Backend):
         step.note("lock")
 
     async def _all(self, job: Job, action: str, targets: Sequence[Target], until: float) -> None:
-        await together(self._act(job, target, action, until) for target in targets)
+        """One action on targets that were just seen ready for it. None is looked at again before its turn: while some
+        of them are locked, the others may not even tell their state."""
+        steps = [self._act(job, target, action, until, self.actions[action][0]) for target in targets]
+        if action not in self.one_by_one:
+            await together(steps)
+            return
+        for number, step in enumerate(steps):
+            try:
+                await step
+            except BaseException:
+                for rest in steps[number + 1 :]:
+                    rest.close()
+                raise
 
-    async def _act(self, job: Job, target: Target, action: str, until: float) -> None:
-        """One action on one target, until it is seen to have worked or the target is gone."""
-        needed, wanted = _ACTIONS[action]
+    async def _act(self, job: Job, target: Target, action: str, until: float, state: State | None = None) -> None:
+        """One action on one target, until it is seen to have worked or the target is gone. ``state`` is what was just
+        seen of it."""
+        needed, wanted = self.actions[action]
         pause, complaint = _FIRST_PAUSE_S, ""
         while True:
-            state = await self._look(job, target, until)
-            if state is None or state is wanted:
+            state = state or await self._look(job, target, until)
+            if state is None or state is wanted or not is_alive(target):
                 return
             if complaint and (action not in _RETRIED or time.monotonic() + pause > until):
-                raise fault(FaultKind.TRANSIENT, job, complaint)
+                raise self.failure(job, target, action, complaint)
             if state is not needed:
-                raise fault(
-                    FaultKind.TRANSIENT, job, f"{action} needs process {target.pid} {needed}, and it is {state}"
-                )
+                kind = FaultKind.POISONED if state is State.FAILED else FaultKind.TRANSIENT
+                raise fault(kind, job, f"{action} needs process {target.pid} {needed}, and it is {state}")
             if complaint:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
+            complaint, state = await self._attempt(job, target, action, until), None
+
+    async def _attempt(self, job: Job, target: Target, action: str, until: float) -> str:
+        """What is wrong if the target does not show the wanted state now."""
+        async with self._turn if action in self.one_by_one else nullcontext():
+            if action == "restore":
+                await self.check_room(job, [target])
             try:
-                await self._tool.act(target, action, until)
-                complaint = f"{action} of process {target.pid} claimed success, and the process is still {needed}"
+                await self.do(job, target, action, until)
             except (ToolFailedError, ToolMissingError) as error:
-                complaint = str(error)
+                return str(error)
             except ToolOverdueError:
                 raise self._overdue(job, target) from None
+        return f"{action} of process {target.pid} claimed success, and the process is still {self.actions[action][0]}"
 
     async def _run_on(self, job: Job, step: Step, cause: Exception) -> None:
         """After a failed prepare or suspend: everything back on the device and running, or a poisoned fault."""
@@ -237,10 +302,11 @@ class CheckpointBackend(Backend):
         if await self._look(job, target, until) is State.LOCKED:
             await self._act(job, target, "unlock", until)
 
-    async def _put_out_again(self, job: Job, step: Step, cause: Exception) -> None:
+    async def _put_out_again(self, job: Job, members: Collection[Target], step: Step, cause: Exception) -> None:
         """After a failed restore: the targets that came in leave again, so the job is suspended as a whole."""
         until = step.undo_until()
+        came = None if "lock" in self.actions else members  # where nothing is locked, who ran all along stays
         try:
-            await self._all(job, "checkpoint", await self._members(job, until, State.LOCKED), until)
+            await self._all(job, "checkpoint", await self._ready(job, "checkpoint", until, came), until)
         except BackendError as error:
             raise fault(FaultKind.POISONED, job, f"{cause}; and putting it out again failed: {error}") from cause

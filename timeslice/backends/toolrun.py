@@ -27,6 +27,7 @@ class State(StrEnum):
     RUNNING = "running"
     LOCKED = "locked"
     CHECKPOINTED = "checkpointed"
+    FAILED = "failed"  # the driver gave the process up
 
 
 class ToolFailedError(Exception):
