@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from timeslice.cli.drain import drain, undrain
+from timeslice.cli.node_memory import devices_told, host_told, suspended
 from timeslice.cli.output import json_option, note, print_json, print_table, seconds
 from timeslice.cli.revoke import reason_option
 from timeslice.cli.session import Session, operator, parse_json
@@ -30,21 +31,28 @@ def nodes(session: Session, as_json: bool) -> None:
         print_json({"nodes": found})
         return
     print_table(
-        ("node", "agent", "groups", "devices", "version", "last fault"),
+        ("node", "agent", "groups", "devices", "host memory", "version", "last fault"),
         [
             (
                 each["node"],
                 _health(each),
                 ", ".join(group["group"] for group in each["groups"]),
-                "emulated" if each["emulated"] else "",
+                devices_told(each),
+                host_told(each),
                 each["version"],
                 next((f"{g['fault']}: {g['error']}" for g in each["groups"] if g["fault"] or g["error"]), "")
+                or _intrusion(each["groups"])
                 or _complaint(each["complaints"]),
             )
             for each in found
         ],
         empty="no nodes yet; start an agent: timeslice agent --group GROUP",
     )
+
+
+def _intrusion(groups: list[dict[str, Any]]) -> str:
+    """Who is on a device without holding."""
+    return "; ".join(f"job {job} uses {each['group']} UNHELD" for each in groups for job in each["unheld"])
 
 
 def _complaint(told: Any) -> str:
@@ -78,8 +86,10 @@ def _nodes(session: Session) -> dict[str, dict[str, Any]]:
                     "alive": node.alive,
                     "fault": node.kind if failed else "",
                     "error": node.error if failed else "",
+                    "unheld": sorted(each.job for each in view.members if each.node == node.node and each.unheld),
                 }
             )
+            document["suspended"] += suspended(view, node.node)
             if not node.alive:
                 document["silent_s"] = max(document["silent_s"] or 0.0, node.heartbeat_age_s)
     for document in found.values():
@@ -102,9 +112,10 @@ def _document(name: str, stored: dict[str, str]) -> dict[str, Any]:
         "heartbeat_at_ms": int(stored["heartbeat_at_ms"]) if stored.get("heartbeat_at_ms", "").isdigit() else None,
         **{
             field: parse_json(stored.get(field, ""))
-            for field in ("capabilities", "memory", "emulated", "complaints", "overdue")
+            for field in ("capabilities", "memory", "emulated", "accelerators", "complaints", "overdue")
         },
         "groups": [],
+        "suspended": [],
     }
 
 
