@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from timeslice.integrations import torch as module
+from timeslice.client.callbacks import Moved
+from timeslice.integrations import torch_find, torch_state
 from timeslice.integrations.torch import DeviceState
 from timeslice.models import Residency
 from timeslice.up import LocalStack
@@ -86,8 +87,8 @@ def train(model: Any, optimizer: Any, steps: int) -> None:
 def digest(model: Any, optimizer: Any = None) -> str:
     """Of every byte, gradients and optimizer state included."""
     whole = hashlib.sha256()
-    for tensor in module._tensors([model], [optimizer] if optimizer else []):
-        whole.update(module._copy(tensor.untyped_storage()).numpy())
+    for piece in torch_find.find([model], [optimizer] if optimizer else []):
+        whole.update(torch_find.raw(piece.storage).clone().numpy())  # a storage that numpy saw is replaced
     return whole.hexdigest()
 
 
@@ -108,17 +109,18 @@ def test_a_training_run_does_not_notice(model: Any) -> None:
 
 
 def test_the_memory_is_given_back(model: Any) -> None:
-    """While it is out no parameter, gradient, buffer or optimizer state has memory, and the byte counts say so."""
+    """While it is out no parameter, gradient, buffer or optimizer state has memory, and the byte counts say so. The
+    host memory stays afterwards, for the next time."""
     optimizer = torch.optim.Adam(model.parameters())
     state = state_of(model, optimizers=(optimizer,))
     train(model, optimizer, 1)
-    state_0, on_device, saved = state.probe()
-    assert (state_0, saved) == (Residency.RESIDENT, 0)
-    assert state.suspend() == on_device
-    assert {each.untyped_storage().nbytes() for each in module._tensors([model], [optimizer])} == {0}
-    assert state.probe() == (Residency.SUSPENDED, 0, on_device)
-    assert state.restore() == on_device
-    assert state.probe() == (Residency.RESIDENT, on_device, 0)
+    before, on_device, saved, _ = state.probe()
+    assert (before, saved) == (Residency.RESIDENT, 0)
+    assert state.suspend() == Moved(bytes=on_device)
+    assert {piece.storage.nbytes() for piece in torch_find.find([model], [optimizer])} == {0}
+    assert state.probe()[:3] == (Residency.SUSPENDED, 0, on_device)
+    assert state.restore() == Moved(bytes=on_device)
+    assert state.probe()[:3] == (Residency.RESIDENT, on_device, on_device)
 
 
 def test_objects_and_sharing_stay(model: Any) -> None:
@@ -126,7 +128,7 @@ def test_objects_and_sharing_stay(model: Any) -> None:
     ids = [id(parameter) for parameter in model.parameters()]
     state = state_of(model)
     expected = sum(parameter.nbytes for parameter in model.parameters()) + model.steps.nbytes
-    assert state.suspend() == expected
+    assert state.suspend().bytes == expected
     state.restore()
     assert [id(parameter) for parameter in model.parameters()] == ids
     with torch.no_grad():
@@ -145,7 +147,7 @@ def test_every_dtype_comes_back_to_the_bit() -> None:
     holder.register_buffer("view", torch.arange(100)[10:20])  # its storage is larger than it
     before = digest(holder)
     state = state_of(holder)
-    assert state.suspend() == 16384 * len(dtypes) + 3 + 800
+    assert state.suspend().bytes == 16384 * len(dtypes) + 3 + 800
     state.restore()
     assert digest(holder) == before
 
@@ -156,7 +158,7 @@ def test_tensors_inside_of_tensors_move_too() -> None:
     parts = [torch.randn(3, 4), torch.randn(5, 4)]
     holder.register_buffer("nested", torch.nested.nested_tensor(parts, layout=torch.jagged))
     state = state_of(holder)
-    assert state.suspend() >= 8 * 4 * 4
+    assert state.suspend().bytes >= 8 * 4 * 4
     state.restore()
     assert all(torch.equal(one, other) for one, other in zip(holder.nested.unbind(), parts, strict=True))
 
@@ -164,11 +166,11 @@ def test_tensors_inside_of_tensors_move_too() -> None:
 def test_a_repeated_order_changes_nothing(model: Any) -> None:
     """A second suspend moves nothing and keeps the copy; a second restore keeps the state."""
     before, state = digest(model), state_of(model)
-    assert state.restore() == 0
-    assert state.suspend() > 0
-    assert state.suspend() == 0
+    assert state.restore() == Moved()
+    assert state.suspend().bytes > 0
+    assert state.suspend() == Moved()
     state.restore()
-    assert state.restore() == 0
+    assert state.restore() == Moved()
     assert digest(model) == before
 
 
@@ -194,7 +196,7 @@ def test_without_host_memory_nothing_is_touched(model: Any, monkeypatch: pytest.
 def test_a_restore_that_does_not_fit_can_be_tried_again(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the device is full in the middle of a restore, it has nothing of this job again, and the copy is whole."""
     before, state = digest(model), state_of(model)
-    size = state.suspend()
+    size = state.suspend().bytes
     filled = []
 
     def full(storage: Any) -> Any:
@@ -203,12 +205,12 @@ def test_a_restore_that_does_not_fit_can_be_tried_again(model: Any, monkeypatch:
             raise torch.OutOfMemoryError("out of memory")
         return view(storage)
 
-    view = module._bytes
+    view = torch_find.raw
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_bytes", full)
+        patch.setattr(torch_state, "raw", full)
         with pytest.raises(torch.OutOfMemoryError):
             state.restore()
-    assert state.probe() == (Residency.SUSPENDED, 0, size)
+    assert state.probe()[:3] == (Residency.SUSPENDED, 0, size)
     state.restore()
     assert digest(model) == before
 
@@ -217,12 +219,12 @@ def test_what_appears_later_moves_too(model: Any) -> None:
     """Gradients and optimizer state that did not exist when the model was registered are found when it is suspended."""
     optimizer = torch.optim.Adam(model.parameters())
     state = state_of(model, optimizers=(optimizer,))
-    weights = state.suspend()
+    weights = state.suspend().bytes
     state.restore()
     train(model, optimizer, 1)
     steps = 4 * len(optimizer.state)  # one number a parameter
     parameters = weights - model.steps.nbytes
-    assert state.suspend() == weights + 3 * parameters + steps  # gradients and two moments
+    assert state.suspend().bytes == weights + 3 * parameters + steps  # gradients and two moments
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.frameworks.test_torch import Tied, digest, state_of, train
 from timeslice.errors import UsageError
-from timeslice.integrations import torch as module
+from timeslice.integrations import torch_find, torch_state
 from timeslice.integrations.torch import register_module
 from timeslice.models import Residency
 
@@ -27,8 +27,8 @@ def model() -> Any:
 def moved(*modules: Any, optimizers: tuple[Any, ...] = ()) -> int:
     """Out and in again; the bytes."""
     state = state_of(*modules, optimizers=optimizers)
-    size = state.suspend()
-    assert state.restore() == size
+    size = state.suspend().bytes
+    assert state.restore().bytes == size
     return size
 
 
@@ -133,9 +133,10 @@ def test_host_memory_of_a_model_on_a_device_stays(model: Any, monkeypatch: pytes
     """Where something is on a device, only that moves: what is in host memory, such as the step counters of an
     optimizer, is where it would be moved to."""
     state = state_of(model)
-    tensors = module._tensors
-    monkeypatch.setattr(module, "_tensors", lambda *parts: [OnDevice(), *tensors(*parts)])
-    assert state.probe() == (Residency.RESIDENT, 1000, 0)
+    labelled = torch_find._labelled
+    here = (OnDevice(), "weights", "")
+    monkeypatch.setattr(torch_find, "_labelled", lambda *parts: [here, *labelled(*parts)])
+    assert state.probe() == (Residency.RESIDENT, 1000, 0, {"weights": 1000})
 
 
 def test_a_suspend_that_fails_half_way_leaves_the_state(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +148,13 @@ def test_a_suspend_that_fails_half_way_leaves_the_state(model: Any, monkeypatch:
         monkeypatch.undo()
         raise RuntimeError("device-side assert triggered")
 
-    monkeypatch.setattr(module, "_empty_cache", broken)
+    monkeypatch.setattr(torch_state, "empty_cache", broken)
     with pytest.raises(RuntimeError, match="device-side assert"):
         state.suspend()
     assert state.probe()[0] is Residency.RESIDENT
     assert digest(model) == before
     model(torch.arange(3))
-    assert state.suspend() > 0
+    assert state.suspend().bytes > 0
 
 
 def test_what_can_not_be_moved_is_refused_at_once() -> None:
