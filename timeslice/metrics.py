@@ -29,6 +29,9 @@ RESTORE_SECONDS = Histogram(
     "timeslice_restore_seconds", "One job's restore on this node.", ["group", "backend"], buckets=_SECONDS
 )
 SUSPENDED_BYTES = Counter("timeslice_suspended_bytes", "Bytes moved from the device.", ["group"])
+SAVED_BYTES = Counter(
+    "timeslice_saved_bytes", "Bytes not copied, since host memory had a valid copy already.", ["group"]
+)
 RESTORED_BYTES = Counter("timeslice_restored_bytes", "Bytes moved back to the device.", ["group"])
 FAULTS = Counter("timeslice_backend_faults", "Faults of backends, by kind.", ["group", "kind"])
 UNHELD_JOBS = Gauge("timeslice_unheld_jobs", "Jobs on the device without a hold.", ["group"])

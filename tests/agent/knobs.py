@@ -10,6 +10,7 @@ is ``<job>.json``, the knobs are in ``knobs.json``: operation -> settings::
     die       kill the agent's process: "before" or "after" the work
     share     of the memory that a suspend really frees
     lie       report success and do nothing
+    saved     bytes of it that are said to need no copy
     late      seconds after which the rest of it is freed
 
 A job that was loaded in parts can leave in parts.
@@ -166,7 +167,8 @@ class KnobBackend(Backend):
             self._fake.write(job.job, {**entry, "pid": job.targets[0].pid, **values})
         if knobs.get("die") == "after":
             os.kill(os.getpid(), signal.SIGKILL)
-        return Outcome(moved_bytes=entry.get("bytes", 0))
+        saved = knobs.get("saved", 0)
+        return Outcome(moved_bytes=entry.get("bytes", 0) - saved, saved_bytes=saved)
 
     async def _knobs(self, operation: str) -> dict[str, Any]:
         knobs: dict[str, Any] = self._fake.read("knobs").get(operation, {})

@@ -165,11 +165,21 @@ async def test_what_leaves_is_fixed_for_a_swap(rig: Rig) -> None:
         await _load(rig, "a", KV, kv_cache=300, weights=500)
         swap = await rig.begin_swap("a", into="b")
         await rig.order(rig.command(swap, "prepare", "a", into="b"))
-        known = await rig.driver.client.hgetall(rig.group.targets)
-        record = Target.model_validate_json(next(raw for name, raw in known.items() if name.startswith("a/")))
+        record = Target.model_validate_json(next(iter((await rig.view()).targets.values())))
         await rig.register(record.model_copy(update={"leave": Leave()}))
         await rig.step("prepare", "commit")
         assert (await rig.order(rig.command(swap, "commit", "a", into="b")))["step"] == "done"
+        assert rig.fake.on_device("a") == {"weights": 500}
+
+
+async def test_a_process_that_registers_again_leaves_as_it_said_last(rig: Rig) -> None:
+    """Each hold may say something else of the same process."""
+    async with rig.agent():
+        await _load(rig, "a", Leave(), kv_cache=300, weights=500)
+        await until(lambda: rig.member_state("a"), "the agent knows the job")
+        record = Target.model_validate_json(next(iter((await rig.view()).targets.values())))
+        await rig.register(record.model_copy(update={"leave": KV}))
+        await rig.swap("a", into="b")
         assert rig.fake.on_device("a") == {"weights": 500}
 
 
@@ -209,6 +219,26 @@ async def test_the_freed_share_is_due_of_the_part(rig: Rig) -> None:
         assert failed["step"] == "failed"
         assert "only 150 of its 300 bytes were measured free" in failed["error"]
         assert rig.fake.on_device("a") == {"kv_cache": 300, "weights": 500}
+
+
+async def test_what_needed_no_copy_is_told_of_each_step(rig: Rig) -> None:
+    """What a step saved is in its event and, until the next one, beside the job's state."""
+    async with rig.agent():
+        rig.fake.knob("suspend", saved=200)
+        await _load(rig, "a", Leave(), weights=500)
+        await rig.swap("a", into="b")
+        assert (await rig.events("JobSuspended"))[-1]["saved"] == "200"
+        assert (await rig.member("a")).saved_bytes == 200
+        rig.fake.knob("restore", saved=100)
+        await rig.yield_("b")
+        await rig.acquire("a")
+        swap = await rig.plan("b", into="a")
+        await rig.order(rig.command(swap, "prepare", "b", into="a"))
+        assert (await rig.member("a")).saved_bytes == 200
+        await rig.step("prepare", "commit")
+        assert (await rig.order(rig.command(swap, "commit", "b", into="a")))["step"] == "done"
+        assert (await rig.events("JobRestored"))[-1]["saved"] == "100"
+        assert (await rig.member("a")).saved_bytes == 100
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -11,7 +11,7 @@ from timeslice.agent.devices import Devices, freed, may_have, shortage
 from timeslice.agent.presence import FREE_S, Presence, Presences
 from timeslice.agent.selection import as_leave, as_selection, is_part, loses_weights
 from timeslice.agent.state import Note, Seen
-from timeslice.backends.base import Probe, Selection
+from timeslice.backends.base import Outcome, Probe, Selection
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Leave, Residency
 
@@ -77,7 +77,7 @@ class Mover:
             self._note(job, leave, footprint)
         metrics.SUSPEND_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
         metrics.SUSPENDED_BYTES.labels(self._group).inc(outcome.moved_bytes)
-        return self.seen(job, after, leave)
+        return self._saved(self.seen(job, after, leave), outcome)
 
     async def restore(self, job: Presence, deadline: Deadline, leave: Leave | None = None) -> Seen:
         """Bring all that is out back and let the job run. Not even tried where it does not fit."""
@@ -99,7 +99,7 @@ class Mover:
         after = await self._release(job, deadline)
         metrics.RESTORE_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
         self.notes[job.name] = None
-        return after.model_copy(update={"discarded": loses_weights(left)})
+        return self._saved(after.model_copy(update={"discarded": loses_weights(left)}), outcome)
 
     async def run_on(self, job: Presence, deadline: Deadline, leave: Leave | None = None) -> Seen:
         """Let a job run that is on the device. One that is between two states is brought back whole."""
@@ -110,6 +110,10 @@ class Mover:
                 f"abort of job {job.name}", lambda left: job.backend.abort(job.job, deadline_s=left), deadline
             )
         return self.seen(job)
+
+    def _saved(self, seen: Seen, outcome: Outcome) -> Seen:
+        metrics.SAVED_BYTES.labels(self._group).inc(outcome.saved_bytes)
+        return seen.model_copy(update={"saved_bytes": outcome.saved_bytes})
 
     def _note(self, job: Presence, leave: Leave, footprint: dict[str, int]) -> None:
         processes = tuple((target.pid, target.start) for target in job.job.targets)
@@ -140,7 +144,7 @@ class Mover:
     async def _check_freed(self, job: Presence, due: int, before: Devices, deadline: Deadline) -> dict[str, int]:
         """Bytes freed on each device. BackendError(transient) when it stays less than the backend promised."""
         share = job.backend.capabilities().freed_share
-        on_devices = may_have(before, {target.pid for target in job.job.targets})
+        on_devices = may_have(before, {target.pid for target in job.job.targets}, int(share * due))
         wait = deadline.within(FREE_S)
         while True:
             got = freed(before, await self._measure(deadline))

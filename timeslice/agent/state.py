@@ -35,11 +35,14 @@ class Seen(Wire):
     device_bytes: int = 0
     backend: str = ""
     discarded: bool = False  # its content was dropped, not kept
+    saved_bytes: int = 0  # of a step: it did not have to copy them
 
     @property
     def observed(self) -> Observed:
         return Observed(
-            self.job, self.state, self.host_bytes, self.device_bytes, self.backend, discarded=self.discarded
+            *(self.job, self.state, self.host_bytes, self.device_bytes, self.backend),
+            discarded=self.discarded,
+            saved_bytes=self.saved_bytes,
         )
 
 

@@ -113,6 +113,6 @@ def _field(name: str, value: object) -> str:
         return f"{name.removesuffix('_ms')}={seconds(value / 1000)}"
     if isinstance(value, float) and name == "seconds":
         return f"{name}={seconds(value)}"
-    if isinstance(value, int) and name.endswith("bytes"):
+    if isinstance(value, int) and (name.endswith("bytes") or name == "saved"):
         return f"{name}={size(value)}"
     return f"{name}={in_words(value) if name == 'reason' else value}"

@@ -84,6 +84,7 @@ def _jobs(view: GroupView) -> list[dict[str, Any]]:
                 "needs_weights": bool(stored and stored.needs_weights),
                 "device_bytes": sum(member.device_bytes for member in places),
                 "host_bytes": sum(member.host_bytes for member in places),
+                "saved_bytes": sum(member.saved_bytes for member in places),
                 "usage_s": used_s(view, name),
                 "unheld": any(member.unheld for member in places),
                 "frozen": name in stopped,

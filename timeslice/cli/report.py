@@ -188,6 +188,7 @@ def node_document(view: GroupView, node: NodeView) -> dict[str, Any]:
                 "residency": member.state,
                 "host_bytes": member.host_bytes,
                 "device_bytes": member.device_bytes,
+                "saved_bytes": member.saved_bytes,
                 "backend": member.backend,
                 "unheld": member.unheld,
             }

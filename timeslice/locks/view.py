@@ -79,6 +79,7 @@ class MemberView:
     device_bytes: int
     backend: str
     unheld: bool  # on the device without a hold
+    saved_bytes: int = 0  # what its last step did not have to copy
 
 
 @dataclass(frozen=True)
@@ -330,6 +331,7 @@ def _member(node: str, job: str, record: dict[str, str]) -> MemberView:
         device_bytes=_int(record, "device_bytes"),
         backend=record.get("backend", ""),
         unheld=record.get("unheld") == "1",
+        saved_bytes=_int(record, "saved"),
     )
 
 

@@ -36,7 +36,7 @@ for n = 0, count - 1 do
     ignored = ignored + 1
   else
     if out then
-      redis.call('HDEL', members_key, at .. 'state', at .. 'bytes', at .. 'device_bytes', at .. 'backend', at .. 'unheld')
+      member_forget(at)
     else
       redis.call('HSET', members_key, at .. 'state', state, at .. 'bytes', ARGV[i + 2], at .. 'device_bytes', ARGV[i + 3],
         at .. 'backend', ARGV[i + 4], at .. 'unheld', ARGV[i + 5])

@@ -93,6 +93,7 @@ class Observed:
     backend: str = ""
     unheld: bool = False  # on the device although it does not hold
     discarded: bool = False  # of a step: its content was dropped, not kept
+    saved_bytes: int = 0  # of a step: it did not have to copy them
 
 
 def ack(
@@ -113,7 +114,8 @@ def ack(
     """
     args: list[Arg] = [floor, node, swap, command, outcome, kind, error]
     for item in observed:
-        args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend, int(item.discarded)]
+        args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend]
+        args += [int(item.discarded), item.saved_bytes]
     return make_call("ack", group, args, lambda reply: text(reply[0]) == "ok")
 
 

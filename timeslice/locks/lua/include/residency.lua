@@ -38,6 +38,13 @@ local function job_loads_everywhere(job)
   end
 end
 
+-- Nothing of the job is on the node any more. `at` is `node/job/`.
+local function member_forget(at)
+  for _, field in ipairs({ 'state', 'bytes', 'device_bytes', 'backend', 'unheld', 'saved' }) do
+    redis.call('HDEL', members_key, at .. field)
+  end
+end
+
 -- Nodes that joined and have not reported since, each with a space before and behind it.
 local function is_unheard(node)
   return string.find(S.unheard, ' ' .. node .. ' ', 1, true) ~= nil
