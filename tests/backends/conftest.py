@@ -24,6 +24,11 @@ CAPACITY = 16 * MIB
 SIZE = 10 * MIB  # of one job: two do not fit
 DEADLINE_S = 20.0
 ALL = Selection()
+OPTIONS: dict[str, Callable[[Path], dict[str, str]]] = {
+    "process": lambda folder: {"state": str(folder / "marks")},
+    "composite": lambda _: {"stages": "channel+arena"},
+    "http": lambda folder: {"allow": "http://127.0.0.1:*", "state": str(folder / "marks")},
+}
 
 
 class ToolObservedArena(ArenaBackend):
@@ -81,11 +86,20 @@ class Rig:
         process = JobProcess("tests.backends.worker")
         worker = Worker(process=process, target=process.target(job))
         self.workers.append(worker)
-        if self.moves:
+        if self.kind == "http":
+            url = process.call("server", self.device.path, nbytes, seed)
+            fields = {"backend": "http", "endpoints": (url,), "dialect": "vllm", "tags": ("weights", "kv_cache")}
+            worker.target = worker.target.model_copy(update=fields)
+            worker.digest = process.call("digest")
+        elif self.moves:
             process.call("arena", self.device.path)
-            if self.kind == "channel":
-                record = process.call("workload", self.url, self.prefix, self.context.group, job)
+            if self.kind in {"channel", "composite"}:
+                part = "workload" if self.kind == "channel" else "application"
+                record = process.call(part, self.url, self.prefix, self.context.group, job)
                 worker.target = Target.model_validate_json(record)
+            if nbytes and self.kind == "composite":
+                process.call("keep", nbytes // 2, seed)
+                nbytes -= nbytes // 2
             if nbytes:
                 worker.digest = process.call("allocate", nbytes, seed)
         return worker
@@ -127,7 +141,7 @@ async def make_rig(
             node="n1",
             devices=(Path(device.path),),
             channel=StreamChannel(driver, Keys(prefix), lambda *_: None),
-            options={"state": str(tmp_path / "marks")},
+            options=OPTIONS[kind](tmp_path) if kind in OPTIONS else {},
         )
         rig = Rig(kind=kind, context=context, url=redis_url, prefix=prefix)
         rigs.append(rig)
@@ -140,7 +154,7 @@ async def make_rig(
     await driver.close()
 
 
-@pytest.fixture(params=["arena", "arena by tool", "channel", "process", "noop"])
+@pytest.fixture(params=["arena", "arena by tool", "channel", "http", "composite", "process", "noop"])
 def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
     """Each backend in turn."""
     return make_rig(request.param)

@@ -213,7 +213,7 @@ async def test_health_is_good_here(rig: Rig) -> None:
     assert list(await rig.backend.health()) == []
 
 
-@pytest.mark.parametrize("kind", ["arena", "arena by tool", "channel"])
+@pytest.mark.parametrize("kind", ["arena", "arena by tool", "channel", "composite", "http"])
 async def test_a_failed_restore_leaves_the_copy_intact(make_rig: MakeRig, kind: str) -> None:
     """Without room: a fault, the job still suspended; with room again it comes back as it was."""
     rig = make_rig(kind)
@@ -232,7 +232,7 @@ async def test_a_failed_restore_leaves_the_copy_intact(make_rig: MakeRig, kind: 
     assert worker.content_is_intact()
 
 
-@pytest.mark.parametrize("kind", ["arena", "arena by tool", "channel"])
+@pytest.mark.parametrize("kind", ["arena", "arena by tool", "channel", "composite", "http"])
 async def test_a_restore_is_all_or_nothing(make_rig: MakeRig, kind: str) -> None:
     """Of two ranks only one fits: after the fault none is on the device."""
     rig = make_rig(kind)
@@ -249,7 +249,7 @@ async def test_a_restore_is_all_or_nothing(make_rig: MakeRig, kind: str) -> None
     assert all(worker.content_is_intact() for worker in workers)
 
 
-@pytest.mark.parametrize("kind", ["arena", "channel"])
+@pytest.mark.parametrize("kind", ["arena", "channel", "http"])
 async def test_memory_is_measured_and_its_holders_named(make_rig: MakeRig, kind: str) -> None:
     """The device says how much is free and who has the rest."""
     rig = make_rig(kind)
@@ -258,7 +258,7 @@ async def test_memory_is_measured_and_its_holders_named(make_rig: MakeRig, kind:
     assert (seen.total_bytes - seen.free_bytes, seen.holders) == (SIZE, ((worker.process.pid, SIZE),))
 
 
-@pytest.mark.parametrize("kind", ["arena", "channel"])
+@pytest.mark.parametrize("kind", ["arena", "channel", "composite"])
 async def test_a_process_that_allocated_nothing_is_absent(make_rig: MakeRig, kind: str) -> None:
     """F01: a context alone is no resident job, and moving it is no fault."""
     rig = make_rig(kind)

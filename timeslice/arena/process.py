@@ -184,7 +184,7 @@ class HeldProcess:
 
     def stop(self, timeout: float) -> None:
         """SIGSTOP, and wait until every thread really stands still."""
-        self._signal(signal.SIGSTOP)
+        self.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + timeout
         pause = 0.0001
         while not self.is_stopped():
@@ -194,13 +194,13 @@ class HeldProcess:
             pause = min(pause * 2, 0.01)
 
     def go_on(self) -> None:
-        self._signal(signal.SIGCONT)
+        self.send_signal(signal.SIGCONT)
 
     def wait_for_end(self, timeout: float) -> bool:
         """Wait for the process to end; False when it still runs after ``timeout``."""
         return bool(select.select([self._pidfd], [], [], timeout)[0])
 
-    def _signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:

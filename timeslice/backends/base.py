@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from timeslice.models import ChannelAnswer, ChannelCommand, Residency, Target
 
@@ -108,6 +108,8 @@ class Backend(ABC):
     """
 
     name: str
+    # What it takes from ``Context.options``; another one is refused before it is made. None: it checks them itself.
+    options: ClassVar[frozenset[str] | None] = frozenset()
 
     @abstractmethod
     def __init__(self, context: Context) -> None:
@@ -116,6 +118,11 @@ class Backend(ABC):
     @abstractmethod
     def capabilities(self) -> Capabilities:
         """Constant for the life of the instance."""
+
+    def outside(self) -> Backend:
+        """As much of it as works without an answer of the job, for jobs that are stopped and for orders by force.
+        Another name than its own means that it goes another way, and brings back only what it took."""
+        return self
 
     @abstractmethod
     async def probe(self, job: Job) -> Probe:

@@ -10,18 +10,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import ValidationError
-
 from timeslice.arena.errors import EmulatedDeviceError, TargetGoneError
-from timeslice.arena.process import HeldProcess, start_time_of
+from timeslice.arena.process import HeldProcess
 from timeslice.arena.process import Target as HeldTarget
 from timeslice.backends.base import Backend, Capabilities, Context, DeviceMemory, Job, Outcome, Probe, Selection
 from timeslice.backends.checks import check_selection, fault, living
+from timeslice.backends.marks import Marks, marks_folder
 from timeslice.backends.pageout import free_swap_bytes, page_out, resident_bytes
 from timeslice.backends.steps import Step, combine
 from timeslice.errors import BackendError, FaultKind
@@ -44,62 +41,15 @@ class Marker(Wire):
     was_stopped: bool  # a user had stopped it before: then it stays so
 
 
-class Markers:
-    """One small file a process, named by number and start time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def get(self, target: Target) -> Marker | None:
-        path = self._path(target)
-        try:
-            return Marker.model_validate_json(path.read_text())
-        except FileNotFoundError:
-            return None
-        except ValidationError:
-            path.unlink(missing_ok=True)  # not written by us: as good as none
-            return None
-
-    def put(self, target: Target, marker: Marker) -> None:
-        draft = self._path(target).with_suffix(".new")
-        draft.write_text(marker.model_dump_json())
-        draft.replace(self._path(target))
-
-    def drop(self, target: Target) -> None:
-        self._path(target).unlink(missing_ok=True)
-
-    def sweep(self) -> None:
-        """Remove the marks of processes that are gone."""
-        for path in self._folder.iterdir():
-            pid, _, start = path.name.partition("-")
-            if pid.isdecimal() and start.isdecimal() and start_time_of(int(pid)) != int(start):
-                path.unlink(missing_ok=True)
-
-    def _path(self, target: Target) -> Path:
-        return self._folder / f"{target.pid}-{target.start}"
-
-
 class ProcessBackend(Backend):
     """Options: ``state``, the folder for the marks (default: one of this user's that a reboot empties)."""
 
     name = "process"
+    options = frozenset({"state"})
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        folder = Path(context.options.get("state") or _default_folder())
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = folder.lstat()
-        except OSError as error:
-            raise self._unsupported(f"can't use {folder}: {error.strerror}") from error
-        if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise self._unsupported(f"{folder} must be yours alone (chmod 700)")
-        self._markers = Markers(folder)
-
-    def _unsupported(self, reason: str) -> BackendError:
-        group, node = self._context.group, self._context.node
-        message = f"group {group}, node {node}: process backend: {reason}; or set its option state=DIR"
-        return BackendError(message, kind=FaultKind.UNSUPPORTED, group=group, node=node)
+        self._marks = Marks(marks_folder(context, "process", "stopped"), Marker)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(forced=True)
@@ -113,7 +63,7 @@ class ProcessBackend(Backend):
 
     async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
-        self._markers.sweep()
+        self._marks.sweep()
         return await self._each(job, lambda target: self._stop(job, target, deadline_s), "stop", undo=True)
 
     async def suspend(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
@@ -155,13 +105,13 @@ class ProcessBackend(Backend):
 
     def _look(self, job: Job, target: Target) -> Literal["running", "locked", "suspended", "gone"]:
         """What was done to a process, as far as it still shows: a mark on one that runs again is void."""
-        marker = self._markers.get(target)
+        marker = self._marks.get(target)
         if not marker:
             return "running"
         stopped = _held(job, target, HeldProcess.is_stopped)
         if stopped:
             return marker.step
-        self._markers.drop(target)
+        self._marks.drop(target)
         return "gone" if stopped is None else "running"
 
     def _stop(self, job: Job, target: Target, deadline_s: float) -> int:
@@ -170,7 +120,7 @@ class ProcessBackend(Backend):
 
         def stop(process: HeldProcess) -> None:
             # The mark first: an agent that dies behind the signal must know later that it was its own.
-            self._markers.put(target, Marker(step="locked", was_stopped=process.is_stopped()))
+            self._marks.put(target, Marker(step="locked", was_stopped=process.is_stopped()))
             process.stop(deadline_s)
 
         if target.pid == os.getpid():
@@ -200,20 +150,15 @@ class ProcessBackend(Backend):
         return 0
 
     def _remark(self, target: Target, step: Literal["locked", "suspended"]) -> None:
-        if marker := self._markers.get(target):
-            self._markers.put(target, marker.model_copy(update={"step": step}))
+        if marker := self._marks.get(target):
+            self._marks.put(target, marker.model_copy(update={"step": step}))
 
     def _go_on(self, job: Job, target: Target) -> int:
-        marker = self._markers.get(target)
+        marker = self._marks.get(target)
         if marker and not marker.was_stopped:
             _held(job, target, HeldProcess.go_on)
-        self._markers.drop(target)  # behind the signal: an agent that dies in between continues it once more
+        self._marks.drop(target)  # behind the signal: an agent that dies in between continues it once more
         return 0
-
-
-def _default_folder() -> Path:
-    home = Path("/dev/shm")  # noqa: S108 - the folder's owner is checked
-    return (home if home.is_dir() else Path(tempfile.gettempdir())) / f"timeslice-stopped-{os.getuid()}"
 
 
 def _held(job: Job, target: Target, use: Callable[[HeldProcess], T]) -> T | None:

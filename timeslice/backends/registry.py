@@ -27,6 +27,9 @@ def get_backend(name: str, context: Context) -> Backend:
         ) from error
     if not (isinstance(made, type) and issubclass(made, Backend)):
         raise _unsupported(context, f"backend {name!r} is {made!r}, no class of timeslice.backends.base.Backend")
+    if made.options is not None and (unknown := sorted(context.options.keys() - made.options)):
+        able = ", ".join(sorted(made.options)) or "none"
+        raise _unsupported(context, f"backend {name} has no option {', '.join(unknown)}; its options: {able}")
     return made(context)
 
 
