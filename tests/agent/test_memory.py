@@ -135,3 +135,19 @@ def test_a_job_with_nothing_to_copy_is_always_admitted(kernel: Kernel) -> None:
     """No bytes, no question."""
     kernel.put(kernel.proc / "meminfo", "MemAvailable: 0 kB\n")
     kernel.memory().admit("g", ["a"], 0, 256 * MIB, [])
+
+
+def test_the_budget_is_what_is_held_and_what_is_left(kernel: Kernel) -> None:
+    """G08: the figures of a node: the tightest of machine, container and --host-budget, less what is held already."""
+    kernel.belongs("self", "0::/agent")
+    kernel.v2("agent", str(800 * MIB), 0)
+    memory = kernel.memory()
+    memory.note("g", "a", 100 * MIB)
+    figures = memory.figures()
+    assert (figures["available_bytes"], figures["budget_bytes"]) == (800 * MIB, 900 * MIB)
+    assert figures["held_bytes"] == {"g": {"a": 100 * MIB}}
+    capped = kernel.memory(budget=300 * MIB)
+    capped.note("g", "a", 100 * MIB)
+    assert (capped.figures()["available_bytes"], capped.figures()["budget_bytes"]) == (200 * MIB, 300 * MIB)
+    capped.note("h", "b", 250 * MIB)  # taken in before the operator lowered the budget
+    assert (capped.figures()["available_bytes"], capped.figures()["budget_bytes"]) == (0, 350 * MIB)

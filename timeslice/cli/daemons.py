@@ -14,7 +14,7 @@ import click
 
 from timeslice import logs
 from timeslice.addresses import redact_url
-from timeslice.cli.output import parse_device_size, parse_size
+from timeslice.cli.output import json_option, parse_device_size, parse_size
 from timeslice.cli.session import Session
 from timeslice.names import check_name
 from timeslice.settings import default_node
@@ -112,6 +112,15 @@ def parse_backend(text: str) -> tuple[str | None, str]:
     return None, text
 
 
+def parse_devices(text: str) -> tuple[str, tuple[str, ...]]:
+    """``GROUP=DEVICE[,DEVICE...]``: a type of click options."""
+    name, equals, rest = text.partition("=")
+    devices = tuple(each.strip() for each in rest.split(",") if each.strip())
+    if not equals or not devices:
+        raise click.BadParameter(f"{text!r} names no device; write for example {name or 'trainers'}=0,1 or =all")
+    return check_name("group", name), devices
+
+
 def default_state_dir(node: str) -> Path:
     """Where an agent keeps what must survive it: the highest token it saw, and what it was doing."""
     if os.getuid() == 0:
@@ -124,7 +133,9 @@ def default_state_dir(node: str) -> Path:
 Examples:
   timeslice --url redis://redis:6379 agent --group trainers
   timeslice agent --group trainers --backend process    # stops a job's processes while another one runs
-  timeslice agent --emulate trainers=256M --emulate samplers=256M     # no accelerator needed"""
+  timeslice agent --device trainers=0,1 --device samplers=2
+  timeslice agent --emulate trainers=256M --emulate samplers=256M     # no accelerator needed
+  timeslice agent --check                               # which backends would work on this machine?"""
 )
 @click.option("--group", "groups", multiple=True, metavar="GROUP", help="A group that this node serves; repeatable.")
 @click.option("--node", metavar="NAME", help="Of this node. Default: TIMESLICE_NODE, else the host name.")
@@ -142,19 +153,35 @@ Examples:
     help="Serve GROUP with an emulated device of SIZE; repeatable.",
 )
 @click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    type=parse_devices,
+    metavar="GROUP=DEVICE[,...]",
+    help="Serve GROUP with real devices: UUIDs of GPUs or MIG instances, numbers as nvidia-smi has them, or all; "
+    "repeatable. Default: an agent that serves one group, and emulates none, takes all there are.",
+)
+@click.option(
     "--backend",
     "backends",
     multiple=True,
     type=parse_backend,
     metavar="[GROUP=]NAME[:KEY=VALUE,...]",
-    help="A snapshot backend to use, first choice first; repeatable. Default: arena on an emulated device, before it "
-    "channel, which moves only jobs that register a workload.",
+    help="A snapshot backend to use, first choice first; repeatable. Default: channel, which moves only jobs that "
+    "register a workload, and behind it arena on an emulated device, cuda on a real one where it works.",
 )
 @click.option(
     "--host-budget", type=parse_size, metavar="SIZE", help="Host memory for suspended jobs. Default: what is free."
 )
 @_http_options
 @click.option("--leave", is_flag=True, help="When stopped, take the node out of its groups.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Only say which backends would work on this machine, and what the others lack; needs no Redis and no group. "
+    "Exit code 1 if one that --backend names would not work.",
+)
+@json_option
 @log_options
 @click.pass_obj
 def agent(
@@ -163,11 +190,14 @@ def agent(
     node: str | None,
     state_dir: Path | None,
     emulate: tuple[tuple[str, int], ...],
+    devices: tuple[tuple[str, tuple[str, ...]], ...],
     backends: tuple[tuple[str | None, str], ...],
     host_budget: int | None,
     http_host: str,
     http_port: int | None,
     leave: bool,
+    check: bool,
+    as_json: bool,
     log_level: str,
     log_json: bool,
 ) -> None:
@@ -178,9 +208,20 @@ def agent(
     """
     from timeslice.agent.service import AgentOptions, run_agent
 
-    served = tuple(dict.fromkeys((*(check_name("group", each) for each in groups), *(name for name, _ in emulate))))
+    assigned: dict[str, tuple[str, ...]] = {}
+    for owner, words in devices:
+        assigned[owner] = (*assigned.get(owner, ()), *words)
+    name = check_name("node", node) if node else default_node()
+    if check:
+        from timeslice.cli.check_backends import check as check_backends
+
+        raise SystemExit(check_backends(name, assigned, [spec for _, spec in backends], as_json=as_json))
+    if as_json:
+        raise click.UsageError("--json goes with --check")
+    named = (*(check_name("group", each) for each in groups), *(group for group, _ in emulate), *assigned)
+    served = tuple(dict.fromkeys(named))
     if not served:
-        raise click.UsageError("name a group to serve: --group GROUP, or --emulate GROUP=SIZE")
+        raise click.UsageError("name a group to serve: --group GROUP, --device GROUP=DEVICE or --emulate GROUP=SIZE")
     chosen: dict[str, list[str]] = {}
     for group, spec in backends:
         if group is not None and group not in served:
@@ -188,7 +229,6 @@ def agent(
         for each in served if group is None else (group,):
             chosen.setdefault(each, []).append(spec)
     logs.set_up(as_json=log_json, level=log_level)
-    name = check_name("node", node) if node else default_node()
     options = AgentOptions(
         url=session.url,
         prefix=session.prefix,
@@ -197,6 +237,7 @@ def agent(
         state_dir=state_dir or default_state_dir(name),
         emulate=dict(emulate),
         backends=chosen,
+        devices=assigned,
         host_budget_bytes=host_budget,
         http_host=http_host,
         http_port=http_port,

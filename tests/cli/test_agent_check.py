@@ -1,0 +1,133 @@
+"""`timeslice agent --check`: which backends would work on this machine, without a server and without a group."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import TIMESLICE
+from tests.gpu.fixtures import gpu_node
+from tests.gpu.node import GIB, Node, uuid
+from timeslice.backends.registry import names
+
+__all__ = ["gpu_node"]
+
+OTHERS = """
+from timeslice.backends.noop import NoopBackend
+
+class Sick(NoopBackend):
+    name = "sick"
+
+    async def health(self):
+        return ["the licence is over; buy another", "and it is cold here"]
+
+class Broken(NoopBackend):
+    name = "broken"
+
+    def __init__(self, context):
+        raise KeyError("nothing that we know")
+"""
+
+
+def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user runs it, on a machine where nobody serves Redis."""
+    surroundings = {**os.environ, "TIMESLICE_URL": "redis://127.0.0.1:1", **environment}
+    return subprocess.run(
+        [TIMESLICE, "agent", "--check", *args],
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def told(*args: str, environment: Mapping[str, str] | None = None, code: int = 0) -> dict[str, Any]:
+    done = run(*args, "--json", **(environment or {}))
+    assert done.returncode == code, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def backends(document: dict[str, Any]) -> dict[str, Any]:
+    return {each["backend"]: each for each in document["backends"]}
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> dict[str, str]:
+    """Backends that another distribution brings."""
+    folder = tmp_path / "others"
+    (folder / "others-1.0.dist-info").mkdir(parents=True)
+    (folder / "others.py").write_text(OTHERS)
+    (folder / "others-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    entries = "[timeslice.backends]\nsick = others:Sick\nbroken = others:Broken\nabsent = nowhere:At\n"
+    (folder / "others-1.0.dist-info" / "entry_points.txt").write_text(entries)
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_every_installed_backend_has_a_line(clean_environment: Path) -> None:
+    """All that are installed are named, one line each; those that need nothing are ok; nothing is left behind."""
+    done = run()
+    assert done.returncode == 0, done.stderr
+    heading, *lines = done.stdout.splitlines()
+    assert heading.split()[:3] == ["BACKEND", "WORKS", "HERE"]
+    assert [line.split()[0] for line in lines] == names()
+    rows = {line.split()[0]: line for line in lines}
+    assert rows["channel"].split()[1] == "ok"
+    assert rows["arena"].split()[1] == "ok"
+    assert "on an emulated device" in rows["arena"]
+    assert "timeslice-check-" not in Path("/proc/mounts").read_text()
+
+
+def test_backends_of_others_are_looked_at_too(others: dict[str, str]) -> None:
+    """One that is sick says what it lacks, one that raises is no crash of ours, one that can't be loaded is named."""
+    found = backends(told(environment=others))
+    assert found["sick"]["problems"] == ["the licence is over; buy another", "and it is cold here"]
+    assert "failed in an unexpected way: KeyError" in found["broken"]["problems"][0]
+    assert "can't be loaded" in found["absent"]["problems"][0]
+    assert [found[name]["ok"] for name in ("sick", "broken", "absent", "noop")] == [False, False, False, True]
+    line = next(line for line in run(**others).stdout.splitlines() if line.startswith("sick"))
+    assert line.split()[1] == "no"
+    assert "the licence is over; buy another; and it is cold here" in line
+
+
+def test_the_exit_code_is_about_the_backends_that_are_named(others: dict[str, str]) -> None:
+    """1 as soon as one that --backend names can't work, with any options of a real agent; else 0."""
+    assert told("--backend", "noop", environment=others)["schema"] == 1
+    told("--backend", "trainers=sick", "--group", "trainers", environment=others, code=1)
+    missing = backends(told("--backend", "nothere", code=1))["nothere"]
+    assert missing["asked"] is True
+    assert "no backend 'nothere'; installed are:" in missing["problems"][0]
+
+
+def test_the_real_devices_are_told(gpu_node: Node) -> None:
+    """What NVML shows, or why it shows nothing; only those asked for by --device, and one that is not there is said."""
+    gpu_node.add_device(uuid(1), GIB, model="Other-GPU")
+    document = told(environment=gpu_node.environment)
+    assert [(each["uuid"], each["name"]) for each in document["devices"]] == [
+        (uuid(0), "Stub-GPU"),
+        (uuid(1), "Other-GPU"),
+    ]
+    assert (document["driver"], document["devices_problem"]) == ("570.86.10", "")
+    chosen = told("--device", "trainers=1", environment=gpu_node.environment)
+    assert [each["uuid"] for each in chosen["devices"]] == [uuid(1)]
+    wrong = run("--device", "trainers=5", **gpu_node.environment)
+    assert wrong.returncode == 0
+    assert f"no device '5' on this node; there are: {uuid(0)} (GPU 0, Stub-GPU, 1024 MiB); {uuid(1)}" in wrong.stderr
+    gpu_node.set("nvml", "not_loaded")
+    assert "the NVIDIA driver is not loaded" in run(**gpu_node.environment).stderr
+
+
+def test_json_is_only_for_the_check() -> None:
+    """An agent that serves prints no result."""
+    done = subprocess.run(
+        [TIMESLICE, "agent", "--group", "trainers", "--json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "--json goes with --check" in done.stderr
