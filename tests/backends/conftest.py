@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.build import build
+from tests.gpu.inprocess import nvml_of
+from tests.gpu.node import Node, uuid
 from tests.support.jobs import JobProcess
 from timeslice.agent.channels import StreamChannel
 from timeslice.arena import Device
@@ -27,6 +31,9 @@ ALL = Selection()
 OPTIONS: dict[str, Callable[[Path], dict[str, str]]] = {
     "process": lambda folder: {"state": str(folder / "marks")},
     "composite": lambda _: {"stages": "channel+arena"},
+    "cuda by tool": lambda folder: {"state": str(folder / "marks")},
+    "cuda by driver": lambda folder: {"state": str(folder / "marks"), "driver": "api"},
+    "cuda by toggle": lambda folder: {"state": str(folder / "marks")},
     "http": lambda folder: {"allow": "http://127.0.0.1:*", "state": str(folder / "marks")},
 }
 
@@ -60,6 +67,7 @@ class Rig:
     context: Context
     url: str
     prefix: str
+    node: Node | None = None  # of stand-ins for GPUs
     backend: Backend = field(init=False)
     workers: list[Worker] = field(default_factory=list)
 
@@ -75,15 +83,19 @@ class Rig:
     def device(self) -> Device:
         return Device.open(self.context.devices[0])
 
+    def used_bytes(self) -> int:
+        """What is taken on the device, by its own word."""
+        return self.node.used() if self.node else self.device.used_bytes()
+
     def restart(self) -> None:
         """A new instance, as in an agent that was killed and started again."""
         if self.kind == "arena by tool":
             self.backend = ToolObservedArena(self.context)
         else:
-            self.backend = get_backend(self.kind, self.context)
+            self.backend = get_backend("cuda" if self.node else self.kind, self.context)
 
     def start(self, job: str = "a", nbytes: int = SIZE, seed: int = 1) -> Worker:
-        process = JobProcess("tests.backends.worker")
+        process = JobProcess("tests.gpu.worker" if self.node else "tests.backends.worker")
         worker = Worker(process=process, target=process.target(job))
         self.workers.append(worker)
         if self.kind == "http":
@@ -91,6 +103,8 @@ class Rig:
             fields = {"backend": "http", "endpoints": (url,), "dialect": "vllm", "tags": ("weights", "kv_cache")}
             worker.target = worker.target.model_copy(update=fields)
             worker.digest = process.call("digest")
+        elif self.node:
+            worker.digest = process.call("allocate", nbytes, seed) if nbytes else process.call("context") or ""
         elif self.moves:
             process.call("arena", self.device.path)
             if self.kind in {"channel", "composite"}:
@@ -118,6 +132,30 @@ class Rig:
 
 
 MakeRig = Callable[[str], Rig]
+MakeNode = Callable[[tuple[int, ...]], Node]
+
+
+@pytest.fixture
+def make_node(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    needs_tool: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[MakeNode]:
+    """A node with stand-ins for GPUs of these sizes, which this process and those that it starts see."""
+    with ExitStack() as stack:
+
+        def make(sizes: tuple[int, ...]) -> Node:
+            libraries = tmp_path_factory.getbasetemp() / "stub-gpu"
+            if not libraries.exists():
+                build(libraries, needs_tool("cc"))
+            node = Node.make(tmp_path / "gpu", libraries, sizes)
+            for name, value in node.environment.items():
+                monkeypatch.setenv(name, value)
+            stack.enter_context(nvml_of(node))
+            return node
+
+        yield make
 
 
 @pytest.fixture
@@ -129,21 +167,30 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 @pytest.fixture
 async def make_rig(
-    device: Device, redis_url: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device,
+    redis_url: str,
+    prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_node: MakeNode,
 ) -> AsyncIterator[MakeRig]:
     monkeypatch.setenv("TIMESLICE_NODE", "n1")  # for the workers
     driver = AsyncDriver(redis_url)
     rigs: list[Rig] = []
 
     def make(kind: str) -> Rig:
+        node = make_node((CAPACITY,)) if kind.startswith("cuda") else None
+        if node and kind == "cuda by toggle":
+            node.set("driver", 550)
         context = Context(
             group="trainers",
             node="n1",
-            devices=(Path(device.path),),
+            devices=() if node else (Path(device.path),),
+            accelerators=(uuid(0),) if node else (),
             channel=StreamChannel(driver, Keys(prefix), lambda *_: None),
             options=OPTIONS[kind](tmp_path) if kind in OPTIONS else {},
         )
-        rig = Rig(kind=kind, context=context, url=redis_url, prefix=prefix)
+        rig = Rig(kind=kind, context=context, url=redis_url, prefix=prefix, node=node)
         rigs.append(rig)
         return rig
 
@@ -154,7 +201,10 @@ async def make_rig(
     await driver.close()
 
 
-@pytest.fixture(params=["arena", "arena by tool", "channel", "http", "composite", "process", "noop"])
+CUDA = ["cuda by tool", "cuda by driver", "cuda by toggle"]
+
+
+@pytest.fixture(params=["arena", "arena by tool", *CUDA, "channel", "http", "composite", "process", "noop"])
 def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
     """Each backend in turn."""
     return make_rig(request.param)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.backends.conftest import ALL, DEADLINE_S, MIB, SIZE, MakeRig, Rig
+from tests.backends.conftest import ALL, CUDA, DEADLINE_S, MIB, SIZE, MakeRig, Rig
 from tests.support.jobs import process_state, wait_until
 from timeslice.backends.base import Selection
 from timeslice.errors import BackendError, FaultKind
@@ -41,7 +41,7 @@ async def test_state_leaves_the_device_and_comes_back_intact(rig: Rig) -> None:
         await rig.out(job)
         probe = await rig.backend.probe(job)
         assert (probe.state, probe.device_bytes) == (Residency.SUSPENDED, 0)
-        assert rig.device.used_bytes() == 0
+        assert rig.used_bytes() == 0
         await rig.back(job)
         probe = await rig.backend.probe(job)
         assert (probe.state, probe.locked) == (Residency.RESIDENT, False)
@@ -101,7 +101,7 @@ async def test_all_processes_of_a_job_move_together(rig: Rig) -> None:
     job = rig.job(*workers)
     await rig.out(job)
     assert (await rig.backend.probe(job)).state is Residency.SUSPENDED
-    assert rig.device.used_bytes() == 0
+    assert rig.used_bytes() == 0
     await rig.back(job)
     assert all(worker.content_is_intact() and worker.answers() for worker in workers)
 
@@ -134,7 +134,7 @@ async def test_a_process_that_ended_counts_as_out(rig: Rig, when: str) -> None:
     await rig.back(job)
     await rig.backend.abort(job, deadline_s=DEADLINE_S)
     assert (await rig.backend.probe(job)).state is Residency.ABSENT
-    assert rig.device.used_bytes() == 0
+    assert rig.used_bytes() == 0
 
 
 async def test_the_rest_of_a_job_moves_when_one_process_is_gone(rig: Rig) -> None:
@@ -213,7 +213,7 @@ async def test_health_is_good_here(rig: Rig) -> None:
     assert list(await rig.backend.health()) == []
 
 
-@pytest.mark.parametrize("kind", ["arena", "arena by tool", "channel", "composite", "http"])
+@pytest.mark.parametrize("kind", ["arena", "arena by tool", *CUDA, "channel", "composite", "http"])
 async def test_a_failed_restore_leaves_the_copy_intact(make_rig: MakeRig, kind: str) -> None:
     """Without room: a fault, the job still suspended; with room again it comes back as it was."""
     rig = make_rig(kind)
@@ -232,7 +232,7 @@ async def test_a_failed_restore_leaves_the_copy_intact(make_rig: MakeRig, kind: 
     assert worker.content_is_intact()
 
 
-@pytest.mark.parametrize("kind", ["arena", "arena by tool", "channel", "composite", "http"])
+@pytest.mark.parametrize("kind", ["arena", "arena by tool", *CUDA, "channel", "composite", "http"])
 async def test_a_restore_is_all_or_nothing(make_rig: MakeRig, kind: str) -> None:
     """Of two ranks only one fits: after the fault none is on the device."""
     rig = make_rig(kind)
@@ -249,7 +249,7 @@ async def test_a_restore_is_all_or_nothing(make_rig: MakeRig, kind: str) -> None
     assert all(worker.content_is_intact() for worker in workers)
 
 
-@pytest.mark.parametrize("kind", ["arena", "channel", "http"])
+@pytest.mark.parametrize("kind", ["arena", *CUDA, "channel", "http"])
 async def test_memory_is_measured_and_its_holders_named(make_rig: MakeRig, kind: str) -> None:
     """The device says how much is free and who has the rest."""
     rig = make_rig(kind)
@@ -258,7 +258,7 @@ async def test_memory_is_measured_and_its_holders_named(make_rig: MakeRig, kind:
     assert (seen.total_bytes - seen.free_bytes, seen.holders) == (SIZE, ((worker.process.pid, SIZE),))
 
 
-@pytest.mark.parametrize("kind", ["arena", "channel", "composite"])
+@pytest.mark.parametrize("kind", ["arena", *CUDA, "channel", "composite"])
 async def test_a_process_that_allocated_nothing_is_absent(make_rig: MakeRig, kind: str) -> None:
     """F01: a context alone is no resident job, and moving it is no fault."""
     rig = make_rig(kind)
@@ -270,7 +270,7 @@ async def test_a_process_that_allocated_nothing_is_absent(make_rig: MakeRig, kin
     assert worker.answers()
 
 
-@pytest.mark.parametrize("kind", ["arena", "process"])
+@pytest.mark.parametrize("kind", ["arena", *CUDA, "process"])
 async def test_a_process_stopped_by_its_user_is_moved_and_stays_stopped(make_rig: MakeRig, kind: str) -> None:
     """Forced: it need not run for it, and nobody but the user continues it."""
     rig = make_rig(kind)
@@ -287,7 +287,7 @@ async def test_a_process_stopped_by_its_user_is_moved_and_stays_stopped(make_rig
     assert worker.content_is_intact()
 
 
-@pytest.mark.parametrize("kind", ["arena", "process"])
+@pytest.mark.parametrize("kind", ["arena", *CUDA, "process"])
 async def test_a_suspended_job_is_not_let_run_by_mistake(make_rig: MakeRig, kind: str) -> None:
     """Release and abort of a job that is out are refused: it would run without its state."""
     rig = make_rig(kind)
@@ -300,7 +300,7 @@ async def test_a_suspended_job_is_not_let_run_by_mistake(make_rig: MakeRig, kind
     assert (await rig.backend.probe(job)).state is Residency.SUSPENDED
 
 
-@pytest.mark.parametrize("kind", ["arena", "process"])
+@pytest.mark.parametrize("kind", ["arena", *CUDA, "process"])
 async def test_a_process_of_another_pid_namespace_is_never_touched(make_rig: MakeRig, kind: str) -> None:
     """Its number means another process here, so the whole job is refused."""
     rig = make_rig(kind)

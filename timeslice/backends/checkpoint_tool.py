@@ -101,7 +101,7 @@ class CheckpointBackend(Backend):
 
     async def probe(self, job: Job) -> Probe:
         seen = await self._see_all(job)
-        state = combine(_RESIDENCY[s.state] for s in seen.values() if not self._is_bare(s))
+        state = combine(_RESIDENCY[seen[each].state] for each in self.movable(seen) if not self._is_bare(seen[each]))
         if any(self._tool.overdue(target) for target in seen):
             state = Residency.FAULTED
         return Probe(
