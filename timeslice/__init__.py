@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from timeslice.client.lease import AsyncLease, Lease
     from timeslice.client.phases import phase
     from timeslice.client.points import until_ready, until_ready_async
+    from timeslice.client.server import register_server
     from timeslice.client.sync import Client
     from timeslice.client.workload import register_arena, register_workload
     from timeslice.errors import (
@@ -74,6 +75,7 @@ __all__ = [
     "on_accelerators",
     "phase",
     "register_arena",
+    "register_server",
     "register_workload",
     "until_ready",
     "until_ready_async",
@@ -97,6 +99,7 @@ _MODULES = {
     "on_accelerators": "client.compat",
     "phase": "client.phases",
     "register_arena": "client.workload",
+    "register_server": "client.server",
     "register_workload": "client.workload",
     "until_ready": "client.points",
     "until_ready_async": "client.points",

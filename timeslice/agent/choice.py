@@ -15,15 +15,15 @@ from timeslice.models import Target
 log = logging.getLogger("timeslice.agent")
 
 MakeBackend = Callable[[str, Context], Backend]
-CHANNEL = "channel"
+CHANNEL, HTTP = "channel", "http"
 # Without a device to look at, only a workload that moves its own state can be believed.
 DEFAULT, DEFAULT_EMULATED = (CHANNEL,), (CHANNEL, "arena")
 
 
 def stands_in(target: Target) -> bool:
-    """Whether it is only the end of a wire to a process elsewhere. Its own end tells nothing of that one, unless it has
-    let its channel go before: then that one said good-bye."""
-    return target.backend == CHANNEL and bool(target.channel)
+    """Whether it is only the end of a wire to processes elsewhere: a workload behind a gateway, or servers. Its own end
+    tells nothing of those, unless it has let its channel go before: then they said good-bye."""
+    return target.backend in (CHANNEL, HTTP) and bool(target.channel)
 
 
 def _listens(targets: Sequence[Target]) -> bool:
@@ -71,8 +71,9 @@ class BackendSet:
         if moved := self._named(prefer):
             return moved
         asked = {target.backend for target in targets} - {""}
-        # One that asks for the channel stands in for a process elsewhere, which nothing reaches from outside.
-        if force and CHANNEL not in asked and (outside := next(filter(_is_forced, self._backends.values()), None)):
+        # Where one stands in for a process elsewhere, nothing reaches that one from outside.
+        alone = CHANNEL not in asked and not any(map(stands_in, targets))
+        if force and alone and (outside := next(filter(_is_forced, self._backends.values()), None)):
             return outside.outside()
         if len(asked) > 1 or asked - self._backends.keys():
             raise self._unsupported(job, f"its processes ask for {', '.join(sorted(asked))}")

@@ -1,0 +1,153 @@
+"""SGLang servers: they tell little and die easily."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.backends.http.conftest import ALL, DISCARD, FLAGS, KV_CACHE, WEIGHTS, Lab
+from tests.support.jobs import wait_until
+from timeslice.backends.base import Context, Selection
+from timeslice.backends.http import HttpBackend
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Residency
+
+BOTH = ("offload", "discard")
+RELEASE, RESUME = "/release_memory_occupation", "/resume_memory_occupation"
+HAD = WEIGHTS + KV_CACHE + 4096
+
+
+async def test_a_server_releases_and_resumes_with_its_weights(lab: Lab) -> None:
+    """Idle first, all tags in one order, and back tag by tag; three times over, by the same and by a new agent."""
+    server = lab.start("sglang")
+    job = lab.job(server, dialect="sglang")
+    before = server.sample("why")
+    for _ in range(3):
+        await lab.out(job)
+        lab.backend = lab.make()
+        probe = await lab.backend.probe(job)
+        assert (probe.state, probe.device_bytes, probe.host_bytes) == (Residency.SUSPENDED, 0, HAD)
+        await lab.back(job)
+        assert await lab.state(job) is Residency.RESIDENT
+        assert server.sample("why") == before
+    tags = ("weights", "kv_cache", "cuda_graph")
+    once = [
+        f'{RELEASE}?{{"tags":["weights","kv_cache","cuda_graph"]}}',
+        *(f'{RESUME}?{{"tags":["{tag}"]}}' for tag in tags),
+    ]
+    assert server.calls(RELEASE, RESUME) == once * 3
+
+
+async def test_without_a_copy_of_the_weights_offload_is_refused(lab: Lab) -> None:
+    """G21: the server would answer 200 and talk nonsense. Its own word is asked for; nothing is released."""
+    server = lab.start("sglang", flags=("--enable-memory-saver",))
+    before = server.sample("why")
+    with pytest.raises(BackendError, match="--enable-weights-cpu-backup") as caught:
+        await lab.out(lab.job(server, dialect="sglang"))
+    assert caught.value.kind is FaultKind.UNSUPPORTED
+    assert server.calls(RELEASE) == []
+    await lab.out(lab.job(server, dialect="sglang"), Selection(tags=("kv_cache",)))  # that has nothing to lose
+    await lab.back(lab.job(server, dialect="sglang"))
+    assert server.sample("why") == before
+    job = lab.job(server, dialect="sglang", modes=BOTH)
+    await lab.out(job, DISCARD)
+    await lab.back(job)
+    assert server.sample("why") != before
+    server.ask("/push", {"seed": 1})
+    assert server.sample("why") == before
+
+
+async def test_a_server_that_can_free_nothing_is_refused(lab: Lab) -> None:
+    """Started without --enable-memory-saver: named, before anything is sent."""
+    server = lab.start("sglang", flags=())
+    with pytest.raises(BackendError, match="start it with --enable-memory-saver"):
+        await lab.out(lab.job(server, dialect="sglang"))
+    assert server.calls(RELEASE) == []
+
+
+async def test_a_part_leaves_and_only_it_comes_back(lab: Lab) -> None:
+    """G18: the cache alone; then the rest too, and only what sleeps is asked for each time. Anything else would end
+    the server."""
+    server = lab.start("sglang")
+    job = lab.job(server, dialect="sglang")
+    await lab.out(job, Selection(tags=("kv_cache",)))
+    probe = await lab.backend.probe(job)
+    assert (probe.state, probe.device_bytes) == (Residency.SUSPENDED, HAD - KV_CACHE)
+    await lab.out(job)
+    assert (await lab.backend.probe(job)).device_bytes == 0
+    await lab.back(job, Selection(tags=("weights",)))
+    assert await lab.state(job) is Residency.SUSPENDED
+    await lab.back(job)
+    assert await lab.state(job) is Residency.RESIDENT
+    assert server.calls(RELEASE) == [
+        f'{RELEASE}?{{"tags":["kv_cache"]}}',
+        f'{RELEASE}?{{"tags":["weights","cuda_graph"]}}',
+    ]
+    assert server.sample("why")
+
+
+async def test_nothing_is_released_while_it_works(lab: Lab) -> None:
+    """G19: the scheduler would die of its assertion. Busy is said when time is up; afterwards it works."""
+    server = lab.start("sglang", "--token-s", "0.1")
+    job = lab.job(server, dialect="sglang")
+    asking = threading.Thread(target=lambda: server.sample("why", 8))
+    asking.start()
+    wait_until(lambda: server.ask("/stand-in")[1]["running"] == 1, "the request runs")
+    with pytest.raises(BackendError, match="stayed busy") as caught:
+        await lab.backend.suspend(job, ALL, deadline_s=0.2)
+    assert caught.value.kind is FaultKind.BUSY
+    assert server.calls(RELEASE) == []
+    await lab.out(job)
+    asking.join()
+    assert await lab.state(job) is Residency.SUSPENDED
+
+
+async def test_memory_that_is_freed_late_is_waited_for(lab: Lab) -> None:
+    """G06: release answers before the memory is free; the step ends when it is."""
+    server = lab.start("sglang", faults=("frees late=1",))
+    outcome = await lab.backend.suspend(lab.job(server, dialect="sglang"), ALL, deadline_s=20.0)
+    assert (outcome.freed_bytes, lab.device.used_bytes()) == (HAD, 0)
+
+
+async def test_a_lost_answer_is_settled_by_measuring(lab: Lab) -> None:
+    """The order was done and its answer lost: asked again, the server would die. What is free tells that it was."""
+    server = lab.start("sglang", faults=(f"lost {RELEASE}=1",))
+    job = lab.job(server, dialect="sglang")
+    before = server.sample("why")
+    await lab.out(job)
+    assert await lab.state(job) is Residency.SUSPENDED
+    assert len(server.calls(RELEASE)) == 1
+    await lab.back(job)
+    assert server.sample("why") == before
+
+
+async def test_where_nothing_can_be_measured_a_lost_answer_stays_unknown(lab: Lab, tmp_path: Path) -> None:
+    """Without devices to look at the state is unknown, and nothing more is sent."""
+    options = {"allow": "http://127.0.0.1:*", "state": str(tmp_path / "blind")}
+    server = lab.start("sglang", faults=(f"lost {RELEASE}=1",))
+    job = lab.job(server, dialect="sglang")
+    blind = HttpBackend(Context(group="g", node="n1", options=options))
+    with pytest.raises(BackendError, match="nobody can tell") as caught:
+        await blind.suspend(job, ALL, deadline_s=20.0)
+    assert caught.value.kind is FaultKind.POISONED
+    assert (await blind.probe(job)).state is Residency.FAULTED
+    assert len(server.calls(RELEASE)) == 1
+
+
+async def test_a_new_server_with_the_old_address_is_awake(lab: Lab) -> None:
+    """What was released in an earlier run says nothing of this one: a resume of it would end the server."""
+    server = lab.start("sglang")
+    job = lab.job(server, dialect="sglang")
+    await lab.out(job)
+    port = server.url.rpartition(":")[2]
+    server.end()
+    assert await lab.state(job) is Residency.ABSENT
+    again = lab.start("sglang", "--port", port, flags=FLAGS["sglang"])
+    assert again.url == server.url
+    # Also where another process stands in for it, which lives on.
+    job = lab.job(again, dialect="sglang")
+    assert await lab.state(job) is Residency.RESIDENT
+    await lab.back(job)
+    assert again.calls(RESUME) == []

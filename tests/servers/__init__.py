@@ -1,0 +1,1 @@
+"""Stand-ins for inference servers: the routes, state and faults of the real ones, with memory that is really freed."""

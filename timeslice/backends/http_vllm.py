@@ -1,0 +1,69 @@
+"""vLLM's OpenAI server: vllm/entrypoints/serve/sleep/api_router.py, as of v0.8.3 to v0.20.
+
+``POST /sleep?level=1`` keeps the weights in pinned host memory, level 2 drops them; both drop the KV cache. ``mode`` is
+known since v0.16; older servers pass over it and abort. An executor that sleeps ignores a further ``/sleep``, and
+passes over a whole ``/wake_up`` in which one tag is awake already (both with status 200), so tags are woken one by one.
+``/is_sleeping`` is true until all are awake. The routes are there with VLLM_SERVER_DEV_MODE=1 only.
+"""
+
+# ruff: noqa: ARG002 - the interface has these arguments
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from timeslice.backends.base import Selection
+from timeslice.backends.http_dialect import Dialect, Server
+from timeslice.backends.http_marks import Mark
+from timeslice.errors import BackendError, FaultKind
+
+_COUNT = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{[^}]*\})?\s+([0-9.eE+]+)\s*$", re.MULTILINE)
+_START = "start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
+_LEVELS = {"offload": "1", "discard": "2"}
+
+
+class VllmDialect(Dialect):
+    tags = ("weights", "kv_cache")
+    apart = False
+
+    def __init__(self, *, drain: str, reload: bool) -> None:
+        self._drain, self._reload = drain, reload
+
+    async def run_of(self, server: Server, until: float) -> str:
+        return f"{server.target.pid}-{server.target.start}"  # what /is_sleeping says overrules it anyway
+
+    async def asleep(self, server: Server, mark: Mark | None, until: float) -> tuple[str, ...] | None:
+        answer = await server.question("/is_sleeping", until, accept=(404,))
+        if answer.status == 404:
+            raise BackendError(f"{server.url} knows no /is_sleeping; {_START}", kind=FaultKind.UNSUPPORTED)
+        found = answer.object().get("is_sleeping")
+        if not isinstance(found, bool):
+            raise BackendError(f"{server.url}/is_sleeping answered something else", kind=FaultKind.UNSUPPORTED)
+        if not found:
+            return ()
+        same = mark is not None and mark.run == await self.run_of(server, until)
+        return mark.out if mark and same and mark.out else self.tags
+
+    async def objection(self, server: Server, selection: Selection, until: float) -> str:
+        if selection.tags and set(selection.tags) != set(self.tags):
+            return f"vLLM puts all to sleep at once, not {', '.join(selection.tags)} alone; leave the tags out"
+        return ""
+
+    async def work(self, server: Server, until: float) -> str:
+        if self._drain == "abort":
+            return ""
+        answer = await server.question("/metrics", until, accept=(404,))
+        counts = dict.fromkeys(("running", "waiting"), 0.0)
+        for kind, number in _COUNT.findall(answer.text() if answer.status < 300 else ""):
+            counts[kind] += float(number)
+        return ", ".join(f"{number:g} requests {kind}" for kind, number in counts.items() if number)
+
+    async def sleep(self, server: Server, selection: Selection, tags: Sequence[str], until: float) -> None:
+        await server.order("/sleep", until, params={"level": _LEVELS[selection.mode], "mode": self._drain})
+
+    async def wake(self, server: Server, tag: str, until: float) -> None:
+        await server.order("/wake_up", until, params={"tags": tag})
+
+    async def refill(self, server: Server, until: float) -> None:
+        if self._reload:
+            await server.order("/collective_rpc", until, body={"method": "reload_weights"})
