@@ -37,6 +37,7 @@ class Served:
 
     def __init__(self, cli: Cli, folder: Path, node: Node) -> None:
         self.cli, self.folder, self.node = cli, folder, node
+        self.agents: list[subprocess.Popen[str]] = []
         self.environment = {**os.environ, **node.environment, "TIMESLICE_NODE": NODE}
 
     def coordinator(self) -> None:
@@ -45,7 +46,14 @@ class Served:
     def agent(self, *args: str) -> subprocess.Popen[str]:
         """An agent, which may still be starting."""
         state = str(self.folder / "state")
-        return self.cli.start("agent", "--node", NODE, "--state-dir", state, *args, env=self.environment)
+        started = self.cli.start("agent", "--node", NODE, "--state-dir", state, *args, env=self.environment)
+        self.agents.append(started)
+        return started
+
+    def stop(self) -> None:
+        """Stop the agent, as an operator does."""
+        self.agents[-1].terminate()
+        assert self.agents[-1].wait(60) == 0
 
     def ready(self, *args: str) -> list[str]:
         """An agent that serves; what it has logged by then."""

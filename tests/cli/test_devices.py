@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,20 @@ def test_the_only_group_of_an_agent_gets_all_devices(served: Served, sleeper: St
     assert second["free_bytes"] == GIB - 256 * MIB
     assert second["holders"] == [{"pid": intruder.pid, "bytes": 256 * MIB}]
     assert "trainers: 2, 256 MiB of 2 GiB used" in served.cli("nodes").stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="cuda works only for root")
+def test_cuda_is_used_behind_the_channel_where_it_works(served: Served) -> None:
+    """Nobody named a backend: jobs without a workload are moved by `cuda`, if it finds nothing to complain of; else it
+    is left out, with the reason in the log."""
+    served.node.set("persistence", 0)
+    log = "".join(served.ready("--group", "trainers"))
+    assert "state is moved by: channel\n" in log
+    assert "the backend cuda can't be used here: persistence mode is off" in log
+    served.stop()
+    served.node.clear("persistence")
+    assert "state is moved by: channel, cuda" in "".join(served.ready("--group", "trainers"))
+    assert "persistence" not in str(served.shown()["complaints"])
 
 
 def test_each_group_has_its_own_devices(served: Served) -> None:
