@@ -37,8 +37,8 @@ def refusal(name: str) -> str:
 
 
 def test_the_built_in_backends_are_there() -> None:
-    """All four by name, and a name gives its backend."""
-    assert {"arena", "channel", "noop", "process"} <= set(names())
+    """By name, and a name gives its backend."""
+    assert {"arena", "channel", "composite", "noop", "process", "quiesce"} <= set(names())
     assert isinstance(get_backend("noop", CONTEXT), NoopBackend)
 
 
@@ -46,7 +46,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     """The message lists what is installed."""
     message = refusal("nope")
     assert "'nope'" in message
-    assert "arena, channel, noop, process" in message
+    assert "arena, channel, composite, cuda" in message
 
 
 def test_a_third_partys_backend_is_found(site: Path) -> None:

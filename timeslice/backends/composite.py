@@ -57,12 +57,13 @@ class CompositeBackend(Backend):
     def outside(self) -> Backend:
         """The stages that don't ask. On the way back the others are asked too, where the job can answer then: it may
         have left in the usual way half-way."""
-        if not self._asking or not any(map(asks, self._stages)):
+        stages = tuple(stage if asks(stage) else stage.outside() for stage in self._stages)
+        if not self._asking or (stages == self._stages and not any(map(asks, stages))):
             return self
         view = copy.copy(self)
         view.name = f"{NAME}/outside"
         view._asking = False  # noqa: SLF001 - it is one of us
-        view._stages = tuple(stage if asks(stage) else stage.outside() for stage in self._stages)  # noqa: SLF001
+        view._stages = stages  # noqa: SLF001
         return view
 
     async def probe(self, job: Job) -> Probe:
