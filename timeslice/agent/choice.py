@@ -45,14 +45,14 @@ class BackendSet:
 
     @classmethod
     def make(cls, context: Context, specs: Sequence[str], make: MakeBackend) -> BackendSet:
-        """From ``name`` or ``name:key=value,...`` each. UsageError for what is not written so, BackendError(unsupported)
-        when one can't run here."""
+        """From ``name`` or ``name:key=value,...`` each. UsageError for what is not written so,
+        BackendError(unsupported) when one can't run here."""
         wanted = parse_specs(context.group, specs or (DEFAULT_EMULATED if context.devices else DEFAULT))
         found = {name: make(name, replace(context, options=options)) for name, options in wanted.items()}
         if idle := [name for name, each in found.items() if not each.capabilities().modes]:
             raise BackendError(
-                f"group {context.group}, node {context.node}: backend {idle[0]} moves nothing by itself; make it a stage "
-                f"before one that does: --backend composite:stages={idle[0]}+cuda",
+                f"group {context.group}, node {context.node}: backend {idle[0]} moves nothing by itself; make it a "
+                f"stage before one that does: --backend composite:stages={idle[0]}+cuda",
                 kind=FaultKind.UNSUPPORTED,
                 group=context.group,
                 node=context.node,
