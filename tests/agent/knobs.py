@@ -8,9 +8,11 @@ is ``<job>.json``, the knobs are in ``knobs.json``: operation -> settings::
     kind      of the fault
     hang      wait for ever, until the file `release` appears
     die       kill the agent's process: "before" or "after" the work
-    share     of the memory that a suspend really frees
+    share     of the memory that a suspend really frees; ``of`` one job only
     lie       report success and do nothing
     saved     bytes of it that are said to need no copy
+
+Any knob named ``overlaps`` lets one job come in while another one goes.
     late      seconds after which the rest of it is freed
 
 A job that was loaded in parts can leave in parts.
@@ -32,7 +34,7 @@ from timeslice.agent import procfs
 from timeslice.agent.journal import write_whole
 from timeslice.backends.base import Backend, Capabilities, Context, DeviceMemory, Job, Outcome, Probe, Selection
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import Residency
+from timeslice.models import Mode, Residency
 
 CAPACITY = 1000
 _ALL = Selection()
@@ -93,7 +95,9 @@ class KnobBackend(Backend):
         self._fake.folder.mkdir(parents=True, exist_ok=True)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(modes=frozenset({"offload", "discard"}), forced=True, freed_share=0.99)
+        overlaps = bool(self._fake.read("knobs").get("overlaps"))
+        modes: frozenset[Mode] = frozenset({"offload", "discard"})
+        return Capabilities(modes=modes, forced=True, freed_share=0.99, overlaps=overlaps)
 
     async def probe(self, job: Job) -> Probe:
         await self._knobs("probe")
@@ -119,7 +123,8 @@ class KnobBackend(Backend):
         knobs = self._fake.read("knobs").get("suspend", {})
         leaves = self._selected(job, selection)
         out = [*self._fake.read(job.job).get("out", ()), *leaves]
-        kept = int(sum(leaves.values()) * (1 - knobs.get("share", 1)))
+        share = knobs.get("share", 1) if knobs.get("of", job.job) == job.job else 1
+        kept = int(sum(leaves.values()) * (1 - share))
         until = time.time() + knobs.get("late", 1e9)
         values = {"state": "suspended", "locked": False, "lingers": kept, "until": until, "out": out}
         return await self._change("suspend", job, selection, **values)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.agent.rig import Rig, until
-from timeslice.agent import selection
+from timeslice.agent import moving, selection
 from timeslice.backends.base import Selection
 from timeslice.locks import scripts
 from timeslice.models import GroupConfig, Leave, Target
@@ -207,8 +207,9 @@ async def test_all_of_it_leaves_by_force_and_when_nobody_comes_in(rig: Rig, chan
         assert rig.fake.on_device("a") == {}
 
 
-async def test_the_freed_share_is_due_of_the_part(rig: Rig) -> None:
+async def test_the_freed_share_is_due_of_the_part(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """F06: a part that is said to be out and is still taken is no suspend; the rest that stays is no fault."""
+    monkeypatch.setattr(moving, "FREE_S", 0.5)
     async with rig.agent():
         await _load(rig, "a", KV, kv_cache=300, weights=500)
         rig.fake.knob("suspend", share=0.5)

@@ -40,7 +40,11 @@ class Caller:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self.overdue = ""
+        self._overdue: list[str] = []
+
+    @property
+    def overdue(self) -> str:
+        return " and ".join(self._overdue)
 
     async def call(
         self, what: str, operation: Callable[[float], Awaitable[T]], deadline: Deadline, *, tries: int = 1_000_000
@@ -83,14 +87,14 @@ class Caller:
         if task.done():
             return task.result()
         # A checkpoint that is cut off in the middle loses the process: mark it and wait on.
-        self.overdue = what
+        self._overdue.append(what)
         metrics.OVERDUE.labels(self._group).set(1)
         log.error("group %s: %s is past its deadline; it is left to end by itself", self._group, what)
         try:
             return await task
         finally:
-            self.overdue = ""
-            metrics.OVERDUE.labels(self._group).set(0)
+            self._overdue.remove(what)
+            metrics.OVERDUE.labels(self._group).set(bool(self._overdue))
 
     async def _cut_off(self, what: str, operation: Awaitable[T], deadline: Deadline) -> T:
         limit = asyncio.timeout(deadline.left() + OVERDUE_GRACE_S)

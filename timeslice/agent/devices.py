@@ -11,13 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from timeslice.backends.base import DeviceMemory
 
 Devices = Sequence[DeviceMemory]
+_NOTHING: Mapping[str, int] = {}
 
 
-def freed(before: Devices, after: Devices) -> dict[str, int]:
-    """Bytes that became free on each device; never negative."""
+def freed(before: Devices, after: Devices, taken: Mapping[str, int] = _NOTHING) -> dict[str, int]:
+    """Bytes that became free on each device; never negative. ``taken``: what somebody who came in meanwhile has."""
     earlier = {device.device: device.free_bytes for device in before}
     gained = {device.device: device.free_bytes - earlier.get(device.device, device.free_bytes) for device in after}
-    return {name: max(size, 0) for name, size in gained.items()}
+    return {name: max(size + taken.get(name, 0), 0) for name, size in gained.items()}
 
 
 def may_have(devices: Devices, pids: Collection[int], had: int = 1) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 from timeslice import metrics
 from timeslice.agent.calling import Caller, Deadline
@@ -12,12 +14,49 @@ from timeslice.agent.presence import FREE_S, Presence, Presences
 from timeslice.agent.selection import as_leave, as_selection, is_part, loses_weights
 from timeslice.agent.state import Note, Seen
 from timeslice.backends.base import Outcome, Probe, Selection
+from timeslice.backends.steps import together
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Leave, Residency
 
 TRIES = 3  # of a copy that failed for a passing reason; locking is tried until the deadline
 _PAUSE_S = 0.05
 _OUT = {Residency.SUSPENDED, Residency.ABSENT}
+
+
+@dataclass
+class Beside:
+    """One job on its way out and another on its way in at the same time. What became free can only be told when both
+    copies have ended, and who comes in stands still until the other one is known to be out."""
+
+    before: Devices  # as measured before either began
+    footprint: Mapping[str, int]  # what the one that comes in takes of each device
+    copied_in: bool = False
+    moved_out: bool = False
+    _in_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _out_ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def taken(self) -> Mapping[str, int]:
+        return self.footprint if self.copied_in else {}
+
+    def end_in(self) -> None:
+        self._in_ended.set()
+
+    def end_out(self) -> None:
+        self._out_ended.set()
+
+    async def until_in(self) -> None:
+        """Ends with the copy in, well or not."""
+        await self._in_ended.wait()
+
+    async def until_out(self) -> bool:
+        """Whether the other one went. The copy in has ended, or does not begin before."""
+        self._in_ended.set()
+        await self._out_ended.wait()
+        return self.moved_out
+
+
+Copies = Callable[[], Awaitable[list[Seen]]]
 
 
 class Mover:
@@ -50,7 +89,22 @@ class Mover:
             deadline,
         )
 
-    async def suspend(self, job: Presence, selection: Selection, deadline: Deadline, *, locked: bool) -> Seen:
+    async def beside(self, going: Presence, coming: Presence, deadline: Deadline) -> Beside | None:
+        """Room for ``coming`` while ``going`` is still there, by measure: then both copies may run at once."""
+        capabilities = [job.backend.capabilities() for job in (going, coming)]
+        note = self.note_of(coming)
+        if not all(each.overlaps and each.freed_share > 0 for each in capabilities) or note is None:
+            return None
+        devices = await self._measure(deadline)
+        if not note.footprint.keys() & {device.device for device in devices}:
+            return None  # nobody could tell afterwards what became free
+        own = self._own(coming, self.left(coming))
+        why = shortage(devices, note.footprint, coming.probe.host_bytes, own)
+        return None if why else Beside(devices, note.footprint)
+
+    async def suspend(
+        self, job: Presence, selection: Selection, deadline: Deadline, *, locked: bool, beside: Beside | None = None
+    ) -> Seen:
         """Move a job's state, or the selected part of it, off the device."""
         leave = as_leave(selection)
         if job.probe.state in _OUT:
@@ -60,7 +114,7 @@ class Mover:
         if not locked:
             await self.lock(job, selection, deadline)
         measured = job.backend.capabilities().freed_share > 0 and job.probe.device_bytes > 0
-        before = await self._measure(deadline) if measured else ()
+        before = beside.before if beside else await self._measure(deadline) if measured else ()
         began = time.monotonic()
         outcome = await self._caller.call(
             f"suspend of job {job.name}",
@@ -72,18 +126,26 @@ class Mover:
         if after.state not in _OUT:
             raise fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it suspended, but it is {after.state}")
         due = _due(job.probe, selection, after)
-        footprint = await self._check_freed(job, due, before, deadline) if measured else {}
+        if beside:  # until the other copy has ended nobody can tell what became free
+            await beside.until_in()
+            deadline = Deadline(FREE_S)
+        footprint = await self._check_freed(job, due, before, deadline, beside) if measured else {}
         if after.state is Residency.SUSPENDED:
             self._note(job, leave, footprint)
         metrics.SUSPEND_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
         metrics.SUSPENDED_BYTES.labels(self._group).inc(outcome.moved_bytes)
         return self._saved(self.seen(job, after, leave), outcome)
 
-    async def restore(self, job: Presence, deadline: Deadline, leave: Leave | None = None) -> Seen:
+    async def restore(
+        self, job: Presence, deadline: Deadline, leave: Leave | None = None, beside: Beside | None = None
+    ) -> Seen:
         """Bring all that is out back and let the job run. Not even tried where it does not fit."""
+        if beside and job.probe.state is not Residency.SUSPENDED:
+            await beside.until_out()  # as without one: there is nothing to copy meanwhile
         if job.probe.state is Residency.ABSENT:
             return job.seen()
         if job.probe.state is Residency.RESIDENT:
+            self.notes[job.name] = None
             return await self.run_on(job, deadline)
         left = self.left(job, leave)
         if job.backend.capabilities().freed_share > 0 and (why := await self._shortage(job, left, deadline)):
@@ -96,6 +158,10 @@ class Mover:
             tries=TRIES,
         )
         metrics.RESTORED_BYTES.labels(self._group).inc(outcome.moved_bytes)
+        if beside:
+            beside.copied_in = True
+            if not await beside.until_out():
+                raise fault(FaultKind.TRANSIENT, job, "it is not let run, since who had to leave did not")
         after = await self._release(job, deadline)
         metrics.RESTORE_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
         self.notes[job.name] = None
@@ -131,9 +197,12 @@ class Mover:
     async def _shortage(self, job: Presence, left: Selection, deadline: Deadline) -> str:
         """Why what is out does not fit now; '' if it does."""
         note, devices = self.note_of(job), await self._measure(deadline)
-        # What is left of a job that went as a whole is in nobody's way. A part that stayed takes its room.
-        own = set() if is_part(left) else {target.pid for target in job.job.targets}
-        return shortage(devices, note.footprint if note else {}, job.probe.host_bytes, own)
+        return shortage(devices, note.footprint if note else {}, job.probe.host_bytes, self._own(job, left))
+
+    @staticmethod
+    def _own(job: Presence, left: Selection) -> set[int]:
+        """What is left of a job that went as a whole is in nobody's way. A part that stayed takes its room."""
+        return set() if is_part(left) else {target.pid for target in job.job.targets}
 
     async def _measure(self, deadline: Deadline) -> Devices:
         return await self._caller.look("measuring devices", self._presences.backends.measure, deadline)
@@ -141,13 +210,16 @@ class Mover:
     async def _probe(self, job: Presence, deadline: Deadline) -> Probe:
         return await self._caller.look(f"probe of job {job.name}", lambda: job.backend.probe(job.job), deadline)
 
-    async def _check_freed(self, job: Presence, due: int, before: Devices, deadline: Deadline) -> dict[str, int]:
+    async def _check_freed(
+        self, job: Presence, due: int, before: Devices, deadline: Deadline, beside: Beside | None
+    ) -> dict[str, int]:
         """Bytes freed on each device. BackendError(transient) when it stays less than the backend promised."""
         share = job.backend.capabilities().freed_share
         on_devices = may_have(before, {target.pid for target in job.job.targets}, int(share * due))
+        taken = beside.taken if beside else {}
         wait = deadline.within(FREE_S)
         while True:
-            got = freed(before, await self._measure(deadline))
+            got = freed(before, await self._measure(deadline), taken)
             total = sum(got.values())
             if not on_devices:
                 # There is no device that could be asked, or its state is known to lie elsewhere, such as tensors of a
@@ -163,6 +235,27 @@ class Mover:
                     f"(at least {share:.0%} are due)",
                 )
             await asyncio.sleep(_PAUSE_S)
+
+
+async def at_once(beside: Beside, out: Copies, into: Copies) -> list[Seen]:
+    """Both to their end, whatever happens to one of them; then the gravest fault, if there is one."""
+
+    async def move_out() -> list[Seen]:
+        try:
+            seen = await out()
+            beside.moved_out = True
+            return seen
+        finally:
+            beside.end_out()
+
+    async def bring_in() -> list[Seen]:
+        try:
+            return await into()
+        finally:
+            beside.end_in()
+
+    gone, come = await together([move_out(), bring_in()])
+    return [*gone, *come]
 
 
 def _due(before: Probe, selection: Selection, after: Probe) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.memory import HostMemory
-from timeslice.agent.moving import Mover, fault
+from timeslice.agent.moving import Mover, at_once, fault
 from timeslice.agent.presence import Presence, Presences
 from timeslice.agent.selection import as_leave, as_selection, loses_weights, refusal
 from timeslice.agent.state import ERROR_LENGTH, Answer, Note, Seen, Undo
@@ -79,23 +79,36 @@ class Steps:
         moved, returned = tuple(job.name for job in leaving), saved.name if saved else None
         await intend(Undo(moved=moved, returned=returned, force=command.force, leave=leave))
 
+        single = saved is not None and len(leaving) == 1 and not command.force
+        beside = await self._mover.beside(leaving[0], saved, out) if single and saved else None
+
         async def suspend(job: Presence) -> Seen:
             known = leave.get(job.name)
             if known is None and job.probe.state is Residency.RESIDENT:
                 known = self._leave(job, command)
             selection = self._mover.left(job, known)
             locked = job.probe.locked or job.name in undo.locked
-            return await self._mover.suspend(job, selection, out, locked=locked)
+            return await self._mover.suspend(job, selection, out, locked=locked, beside=beside)
 
-        result = []
-        for name in command.out:
-            result.append(await self._presences.act(name, suspend, out, force=command.force))
-            await tell(result[-1])
-        self._host.settle(self._group)
-        if command.into:
+        async def move_out() -> list[Seen]:
+            seen = []
+            for name in command.out:
+                seen.append(await self._presences.act(name, suspend, out, force=command.force))
+                await tell(seen[-1])
+            self._host.settle(self._group)
+            return seen
+
+        async def bring_in() -> list[Seen]:
+            if not command.into:
+                return []
             back = deadline.within(command.restore_timeout_ms / 1000)
-            result.append(await self._presences.act(command.into, lambda job: self._mover.restore(job, back), back))
-        return Answer(outcome="done", seen=tuple(result))
+            return [
+                await self._presences.act(command.into, lambda job: self._mover.restore(job, back, beside=beside), back)
+            ]
+
+        if beside:
+            return Answer(outcome="done", seen=tuple(await at_once(beside, move_out, bring_in)))
+        return Answer(outcome="done", seen=(*await move_out(), *await bring_in()))
 
     async def rollback(self, undo: Undo, seconds: float) -> Answer:
         """Undo what a swap did here: who came in leaves again, who had left comes back, who was locked runs on."""

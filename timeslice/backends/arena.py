@@ -48,7 +48,7 @@ class ArenaBackend(CheckpointBackend):
         super().__init__(context, Tool(COMMAND, {"TIMESLICE_VISIBLE_ARENAS": ",".join(self._devices)}))
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(forced=True, freed_share=0.99)
+        return Capabilities(forced=True, freed_share=0.99, overlaps=True)
 
     async def see(self, job: Job, target: Target) -> Seen | None:
         # The control block tells more than the tool, at a hundredth of the cost, and by number and start time.

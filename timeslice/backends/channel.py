@@ -51,7 +51,7 @@ class ChannelBackend(Backend):
 
     def capabilities(self) -> Capabilities:
         share = 0.8 if has_devices(self._context) else 0.0
-        return Capabilities(modes=frozenset({"offload", "discard"}), freed_share=share)
+        return Capabilities(modes=frozenset({"offload", "discard"}), freed_share=share, overlaps=True)
 
     async def probe(self, job: Job) -> Probe:
         """BackendError(transient) when a workload does not answer: then nothing is known that is not known already."""

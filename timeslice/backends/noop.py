@@ -21,7 +21,7 @@ class NoopBackend(Backend):
         self._locked: set[str] = set()
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(forced=True)  # nothing of the process is needed
+        return Capabilities(forced=True, overlaps=True)  # nothing of the process is needed, nothing is copied
 
     async def probe(self, job: Job) -> Probe:
         if not living(job):

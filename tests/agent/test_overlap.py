@@ -1,0 +1,143 @@
+"""One job comes in while another one goes out, where measured memory has room for both."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from tests.agent.rig import Rig, until
+from timeslice.agent import moving
+from timeslice.locks import scripts
+from timeslice.models import Command
+
+
+async def _commit(rig: Rig, leaving: int, coming: int) -> Command:
+    """Job a is on the device and prepared, b is suspended and about to come in: the commit, not sent yet."""
+    await rig.job("b", coming)
+    await rig.swap("b", into="a")
+    await rig.job("a", leaving)
+    await rig.yield_("a")
+    await rig.acquire("b")
+    swap = await rig.plan("a", into="b")
+    assert (await rig.order(rig.command(swap, "prepare", "a", into="b")))["step"] == "prepared"
+    await rig.step("prepare", "commit")
+    rig.fake.knob("overlaps", on=True)
+    return rig.command(swap, "commit", "a", into="b")
+
+
+def _state(rig: Rig) -> Any:
+    return {job: (rig.fake.state(job), rig.fake.locked(job)) for job in "ab"}
+
+
+BEFORE = {"a": ("resident", False), "b": ("suspended", False)}
+AFTER = {"a": ("suspended", False), "b": ("resident", False)}
+
+
+async def test_both_copies_run_at_once_and_nobody_runs_before_both_are_done(rig: Rig) -> None:
+    """With room for both, the comer is copied in while the leaver is being copied out. It stands still, and holds
+    nothing, until the leaver is out by measure; what each freed or took is told apart."""
+    async with rig.agent():
+        command = await _commit(rig, 300, 400)
+        rig.fake.knob("suspend", hang=True)
+        await rig.send(command)
+        await until(lambda: _state(rig)["b"] == ("resident", True), "b is copied in")
+        assert rig.fake.state("a") == "resident"
+        assert not (await rig.view()).holder
+        assert isinstance(await rig.promote(command.swap), scripts.Open)
+        (rig.fake.folder / "release").touch()
+        assert (await rig.outcome(command))["step"] == "done"
+        assert _state(rig) == AFTER
+        ledger = json.loads((rig.folder / "state" / "groups" / rig.name / "journal.json").read_text())
+        assert ledger["notes"]["a"]["footprint"] == {"fake0": 300}
+        assert "b" not in ledger["notes"]
+        assert isinstance(await rig.promote(command.swap), scripts.Promoted)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "coming", "able"),
+    [(600, 500, True), (300, 400, False)],
+    ids=["no room for both", "a backend that can not"],
+)
+async def test_else_the_leaver_goes_first(rig: Rig, leaving: int, coming: int, *, able: bool) -> None:
+    """Nothing is copied in before what does not fit beside it is out: as the leaver stays, nobody was touched."""
+    async with rig.agent():
+        command = await _commit(rig, leaving, coming)
+        if not able:
+            rig.fake.write("knobs", {})
+        rig.fake.knob("suspend", fail=-1)
+        assert (await rig.order(command))["step"] == "failed"
+        assert "restore b" not in rig.fake.calls()
+        assert _state(rig) == BEFORE
+
+
+async def test_what_does_not_fit_beside_each_other_goes_one_after_the_other(rig: Rig) -> None:
+    """A backend that could overlap is no reason to try it where measured memory says no."""
+    async with rig.agent():
+        command = await _commit(rig, 600, 500)
+        assert (await rig.order(command))["step"] == "done"
+        assert _state(rig) == AFTER
+
+
+@pytest.mark.parametrize("broken", [("suspend",), ("restore",), ("suspend", "restore")], ids="+".join)
+async def test_one_that_fails_undoes_both(rig: Rig, broken: tuple[str, ...]) -> None:
+    """The other copy is finished first; then the node is as it was before the swap, and the comer never ran."""
+    async with rig.agent():
+        command = await _commit(rig, 300, 400)
+        for operation in broken:
+            rig.fake.knob(operation, fail=3, delay=0.05)
+        failed = await rig.order(command)
+        assert (failed["step"], failed["kind"]) == ("failed", "transient")
+        assert f"{broken[0]} fails by order of the test" in failed["error"]
+        assert _state(rig) == BEFORE
+        assert "release b" not in rig.fake.calls()
+        await rig.settle(command.swap)
+
+
+async def test_memory_that_was_not_freed_is_noticed_beside_a_comer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F06: what the comer takes is not taken for what the leaver kept, nor hides it."""
+    monkeypatch.setattr(moving, "FREE_S", 0.5)
+    async with rig.agent():
+        command = await _commit(rig, 300, 400)
+        rig.fake.knob("suspend", share=0.5, of="a")
+        failed = await rig.order(command)
+        assert failed["step"] == "failed"
+        assert "only 150 of its 300 bytes were measured free" in failed["error"]
+        assert _state(rig) == BEFORE
+        assert "release b" not in rig.fake.calls()
+
+
+@pytest.mark.parametrize("operation", ["suspend", "restore", "release"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_an_agent_killed_in_between_finishes_both(rig: Rig, operation: str, moment: str) -> None:
+    """Killed at any point of either copy, the next run finishes the order from what it observes."""
+    agent = rig.spawn_agent()
+    command = await _commit(rig, 300, 400)
+    rig.fake.knob(operation, die=moment)
+    await rig.send(command)
+    assert await until(agent.poll, "the agent died") == -signal.SIGKILL
+    rig.fake.write("knobs", {"overlaps": {"on": True}})
+    rig.spawn_agent()
+    assert (await rig.outcome(command))["step"] == "done"
+    assert _state(rig) == AFTER
+    assert isinstance(await rig.promote(command.swap), scripts.Promoted)
+
+
+@pytest.mark.parametrize("operation", ["suspend", "restore"])
+async def test_an_agent_killed_in_between_can_still_undo_both(rig: Rig, operation: str) -> None:
+    """What may have been done was on disk before either copy began, so a rollback finds it."""
+    agent = rig.spawn_agent()
+    command = await _commit(rig, 300, 400)
+    rig.fake.knob(operation, die="after")
+    await rig.send(command)
+    assert await until(agent.poll, "the agent died") == -signal.SIGKILL
+    rig.fake.write("knobs", {"overlaps": {"on": True}, "suspend": {"fail": 3}, "restore": {"fail": 3}})
+    rig.spawn_agent()
+    await rig.outcome(command)
+    await rig.step("commit", "rollback")
+    rig.fake.write("knobs", {})
+    undone = await rig.order(rig.command(command.swap, "rollback", "a", into="b"))
+    assert undone["step"] == "rolled back"
+    assert _state(rig) == BEFORE
