@@ -87,7 +87,7 @@ class Nvml:
         ):
             with _told(f"listing the processes on {uuid}"), suppress(pynvml.NVMLError_NotSupported):
                 for each in ask(handle):  # one that computes and draws is in both lists
-                    found[each.pid] = max((found.get(each.pid), each.usedGpuMemory), key=lambda size: size or 0)
+                    found[each.pid] = max((each.usedGpuMemory, found.get(each.pid)), key=lambda size: size or 0)
         return tuple(sorted(found.items()))
 
     def persistence(self, uuid: str) -> bool:
