@@ -66,6 +66,7 @@ class TargetRegistry:
         self._watched: dict[tuple[str, int], _Watched] = {}  # by the number here
         self._told: dict[tuple[str, int, int], _Watched] = {}  # by the number that was told, and start time
         self._raw: dict[str, str] = {}
+        self._kept: list[tuple[Target, bool]] = []
         self.refused: dict[str, str] = {}
         self.passed_over: dict[tuple[int, int], str] = {}  # what discovery found and may not take
         self.ended: set[Exited] = set()
@@ -94,7 +95,6 @@ class TargetRegistry:
 
     async def refresh(self, records: Mapping[str, str]) -> None:
         """Take what the group's ``targets`` hash says. What it does not say is kept: it may have been lost."""
-        before = self.state()
         ours = {name: raw for name, raw in records.items() if name.split("/")[1:2] == [self._node]}
         chosen = [name for name in ours if name in self._raw] + [name for name in ours if name not in self._raw]
         if len(chosen) > MAX_TARGETS:
@@ -116,7 +116,7 @@ class TargetRegistry:
         self._say({name: why for name, why in refused.items() if self.refused.get(name) != why})
         self.refused = refused
         self._raw = {name: raw for name, raw in self._raw.items() if name in ours}
-        await self.keep(before)
+        await self.keep()
 
     def _consider(self, name: str, raw: str, seen: dict[tuple[int, int], Evidence], foreign: Foreign) -> str | None:
         """Take a registration that is new or has changed, or say why not."""
@@ -361,15 +361,13 @@ class TargetRegistry:
         # The event loop may not have run since a process ended: ask the kernel.
         return [watched for watched in self._watched.values() if not procfs.has_exited(watched.pidfd)]
 
-    def state(self) -> list[tuple[Target, bool]]:
-        """Who is watched, for `keep`."""
+    async def keep(self) -> None:
+        """Write down who is watched, if that is not what was written last."""
         watched = [(each.told, each.found) for each in self._watched.values()]
-        return watched + [(target, False) for target in self.cut_off.values()]
-
-    async def keep(self, before: list[tuple[Target, bool]]) -> None:
-        """Write down who is watched, if that is not what it was before."""
-        if (state := self.state()) == before:
+        state = watched + [(target, False) for target in self.cut_off.values()]
+        if state == self._kept:
             return
+        self._kept = state
         stored = [_Stored(**target.model_dump(), found=found) for target, found in state]
         try:
             await asyncio.to_thread(write_whole, self._path, _STORED.dump_json(stored))

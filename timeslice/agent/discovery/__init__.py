@@ -52,7 +52,6 @@ class Finder:
         except OSError as error:  # such as no descriptor left
             self._complain(f"/proc can't be read: {error}")
             return
-        before = registry.state()
         for target in registry.found():
             if snapshot.shows_no_more((target.pid, target.start), group, target.job):
                 registry.let_go(target)
@@ -60,7 +59,7 @@ class Finder:
         shown = [(each, snapshot.job_of(each, group, known)) for each in snapshot.sightings(self._prefix)]
         candidates = [(each, job) for each, job in shown if job and each.process not in known]
         await self._take(await self._on_device(candidates, snapshot, self._lost(view)))
-        await registry.keep(before)
+        await registry.keep()
 
     def _lost(self, view: GroupView) -> set[str]:
         """Jobs that are suspended on this node, and of which no process is known: their processes have nothing on the

@@ -1,0 +1,95 @@
+"""What an agent that starts again knows of processes that did not register, and who comes first when one does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.agent.rig import Rig, until
+from tests.agent.workers import SIZE, Starts, agent_on, devices_end, emulated, found, starts, watched
+from timeslice.arena.survey import arenas_of
+from timeslice.backends.registry import get_backend
+
+__all__ = ["starts"]
+
+
+async def _move(rig: Rig, out: str, into: str) -> None:
+    """A swap without a grant at its end."""
+    await rig.acquire(into)
+    swap = await rig.plan(out, into=into)
+    assert (await rig.order(rig.command(swap, "prepare", out, into=into)))["step"] == "prepared"
+    await rig.step("prepare", "commit")
+    assert (await rig.order(rig.command(swap, "commit", out, into=into)))["step"] == "done"
+    await rig.promote(swap)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "folder"])
+async def test_a_suspended_job_is_found_again(rig: Rig, starts: Starts, clean_environment: Path, lost: str) -> None:
+    """It has nothing on the device by which to find it. The agent remembers it, and even without its folder the group
+    says that the job is suspended here; it comes back with its content, also for an agent that never saw it there."""
+    with devices_end(clean_environment, "g"):
+        options = emulated("g")
+        async with rig.agent(get_backend, **options):
+            worker = starts(JOB="a", GROUPS="g")
+            worker.do("load")
+            await found(rig, worker.pid)
+            await _move(rig, "a", "b")
+        if lost == "folder":
+            options["state_dir"] = str(rig.folder / "anew")
+        async with rig.agent(get_backend, **options):
+            assert await rig.member_state("a") == "suspended"
+            await rig.yield_("b")
+            await rig.acquire("a")
+            swap = await rig.plan(into="a")
+            assert (await rig.order(rig.command(swap, "prepare", into="a")))["step"] == "prepared"
+            await rig.step("prepare", "commit")
+            assert (await rig.order(rig.command(swap, "commit", into="a")))["step"] == "done"
+            (arena,) = arenas_of(worker.pid)
+            assert (arena.bytes_on_device, arena.state) == (SIZE, "running")
+
+
+async def test_one_that_ended_while_no_agent_ran_is_gone(rig: Rig, starts: Starts, clean_environment: Path) -> None:
+    """F05: the next agent remembers that it was there, and tells the group that the job is gone."""
+    with devices_end(clean_environment, "g"):
+        async with rig.agent(get_backend, **emulated("g")):
+            worker = starts(JOB="a", GROUPS="g")
+            worker.do("load")
+            await found(rig, worker.pid)
+            await until(lambda: asyncio.ensure_future(rig.member("a")), "the group knows the job")
+        worker.process.kill()
+        worker.process.wait()
+        async with rig.agent(get_backend, **emulated("g")):
+
+            async def gone() -> bool:
+                return await rig.member("a") is None
+
+            await until(gone, "the job is gone")
+
+
+async def test_what_a_process_says_of_itself_comes_first(rig: Rig, starts: Starts, clean_environment: Path) -> None:
+    """Started as job a's, it registers for job b, which it shows as well: it is b's from then on."""
+    async with agent_on(rig, clean_environment, "g"):
+        worker = starts(JOB="a", GROUPS="g")
+        worker.do("load")
+        await found(rig, worker.pid)
+        named = starts(JOB="c", GROUPS="g", SHOWS="g/b")
+        named.do("load")
+        await rig.register(rig.target("b", named.pid))
+        await rig.register(rig.target("a", worker.pid, channel="x"))
+        await found(rig, named.pid, job="b")
+        await until(lambda: watched(rig) == {worker.pid: "a", named.pid: "b"}, "each is in one job")
+
+
+async def test_where_only_workloads_move_their_state_nobody_is_looked_for(
+    rig: Rig, starts: Starts, clean_environment: Path
+) -> None:
+    """A process that says nothing of itself could not be moved there, and would only keep its job from being gone."""
+    async with agent_on(rig, clean_environment, "g", "h", backends={"g": ["arena"], "h": ["channel"]}):
+        mute = starts(JOB="a", GROUPS="g,h", on="h")
+        mute.do("load")
+        seen = starts(JOB="a", GROUPS="g,h")
+        seen.do("load")
+        await found(rig, seen.pid)
+        assert watched(rig, "h") == {}
