@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from random import Random
 from typing import Any
 
@@ -26,6 +27,13 @@ class Job:
 
     def ping(self) -> int:
         return os.getpid()
+
+    def thread(self) -> int:
+        """The number of a thread that waits for ever."""
+        made = threading.Thread(target=threading.Event().wait, daemon=True)
+        made.start()
+        assert made.native_id
+        return made.native_id
 
     def context(self, device: int = 0) -> None:
         """A context on a device and nothing else."""

@@ -45,12 +45,14 @@ _RETRIED = ("lock", "unlock")
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One process on the device. Bytes are measured, except ``total_bytes``: all that it has, wherever it is."""
+    """One process on the device. Bytes are measured, except ``total_bytes``: all that it has, wherever it is, and
+    ``copied_bytes``: of which host memory has a valid copy while they are on the device."""
 
     state: State
     device_bytes: int
     host_bytes: int
     total_bytes: int
+    copied_bytes: int = 0
     on: Mapping[str, int | None] = field(default_factory=dict)  # device -> bytes there, None where nobody can tell
 
 
@@ -128,7 +130,9 @@ class CheckpointBackend(Backend):
         if not leaving:
             return step.outcome()
         await self._lock_all(job, leaving, step)
-        moved = sum(s.total_bytes for s in leaving.values() if s.state is not State.CHECKPOINTED)
+        going = [s for s in leaving.values() if s.state is not State.CHECKPOINTED]
+        saved = sum(s.copied_bytes for s in going)
+        moved = sum(s.total_bytes for s in going) - saved
         before = sum(s.device_bytes for s in leaving.values())
         try:
             await self.note_leaving(job, leaving)
@@ -138,7 +142,7 @@ class CheckpointBackend(Backend):
             raise
         step.note("checkpoint")
         left = sum(s.device_bytes for target, s in (await self._see_all(job)).items() if target in leaving)
-        return step.outcome(moved, max(0, before - left))
+        return step.outcome(moved, max(0, before - left), saved)
 
     async def restore(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
@@ -189,6 +193,9 @@ class CheckpointBackend(Backend):
         """Who has to move, once it is certain that all of them can."""
         seen = await self._see_all(job)
         leaving = {target: seen[target] for target in self.movable(seen)}
+        for target, each in leaving.items():
+            if each.state is State.FAILED:
+                raise fault(FaultKind.POISONED, job, f"the driver gave process {target.pid} up; end it")
         await self.check_shape(job, leaving)
         return leaving
 

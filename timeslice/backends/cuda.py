@@ -20,7 +20,7 @@ from pydantic import Field
 
 from timeslice.backends.base import Capabilities, Context, DeviceMemory, Job, Outcome, Selection
 from timeslice.backends.checkpoint_tool import ACTIONS, CheckpointBackend, Seen
-from timeslice.backends.checks import fault
+from timeslice.backends.checks import fault, is_alive
 from timeslice.backends.cuda_health import complaints
 from timeslice.backends.cuda_memory import (
     Footprint,
@@ -116,7 +116,7 @@ class CudaBackend(CheckpointBackend):
         return None not in seen.on.values() and super()._is_bare(seen)
 
     async def check_shape(self, job: Job, seen: Mapping[Target, Seen]) -> None:
-        self._refused = {target: why for target, why in self._refused.items() if target in job.targets}
+        self._refused = {target: why for target, why in self._refused.items() if is_alive(target)}
         for target, each in seen.items():
             if each.state is State.CHECKPOINTED:
                 continue

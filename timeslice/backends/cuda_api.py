@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -71,9 +72,10 @@ def pairs_of(driver: ModuleType, text: str) -> list[Any]:
 
 
 def _uuid(driver: ModuleType, text: str) -> Any:
-    raw = bytes.fromhex(text.partition("-")[2].replace("-", ""))
-    if len(raw) != 16:
+    digits = text.partition("-")[2].replace("-", "")
+    if not re.fullmatch("[0-9A-Fa-f]{32}", digits):
         raise MissingError(f"{text} is no UUID of a device")
+    raw = bytes.fromhex(digits)
     made = driver.CUuuid()
     ctypes.memmove(made.getPtr(), raw, 16)  # the bindings let nobody set its bytes
     return made

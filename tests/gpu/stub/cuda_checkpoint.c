@@ -88,10 +88,8 @@ int main(int count, char **words) {
         return complain(code, "Error getting process state for process ID %d: \"%s\"", pid);
     }
     if (!strcmp(operation, "--get-restore-tid")) {
-        Proc proc;
-        int lock, code;
-        if ((code = stub_open(pid, &lock, &proc)) == OK) printf("%d\n", pid);
-        stub_unlock(lock);
+        int thread, code = stub_restore_thread(pid, &thread);
+        if (!code) printf("%d\n", thread);
         return complain(code, "Could not find restore thread for process ID %d: \"%s\"", pid);
     }
     if (!strcmp(operation, "--toggle")) return complain(toggle(pid), "Error toggling CUDA in process ID %d: \"%s\"", pid);

@@ -181,12 +181,7 @@ EXPORT int cuCheckpointProcessGetState(int pid, int *out) {
     return code;
 }
 
-EXPORT int cuCheckpointProcessGetRestoreThreadId(int pid, int *out) {
-    Proc proc;
-    int lock, code = stub_open(pid, &lock, &proc);
-    *out = pid;
-    return stub_close(lock, code);
-}
+EXPORT int cuCheckpointProcessGetRestoreThreadId(int pid, int *out) { return stub_restore_thread(pid, out); }
 
 EXPORT int cuCheckpointProcessLock(int pid, LockArgs *args) {
     return stub_lock_process(pid, args ? args->timeout_ms : 0);

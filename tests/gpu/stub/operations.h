@@ -16,9 +16,11 @@
  *   parallel-deadlocks=always    a checkpoint or restore that begins beside another one does not end, nor does that one
  *   unlock-fails=VALUE
  *   get-state-fails=VALUE
+ *   no-restore-thread=VALUE      no process shows one
  *   persistence=0                for the stand-in of NVML: persistence mode is off
  *   poisoned=1                   set by a restore without room on the device: no restore works from then on
  *
+ * Each device map that a restore was given is written down in the file maps.
  * A process with the flag uvm (or ipc, before driver 610) can't be checkpointed: 304.
  */
 #ifndef STUB_OPERATIONS_H
@@ -176,7 +178,7 @@ static inline int stub_checkpoint(int pid) {
     stub_begin_copy();
     int lock, code = stub_open(pid, &lock, &proc);
     if (!code && strcmp(proc.state, "locked")) code = ILLEGAL_STATE;
-    if (!code && stub_strikes("checkpoint-fails")) code = OPERATING_SYSTEM;
+    if (!code && stub_strikes("checkpoint-fails")) code = UNKNOWN;
     if (!code && (strstr(proc.flags, "uvm") || (stub_driver() < 610 && strstr(proc.flags, "ipc")))) code = OPERATING_SYSTEM;
     if (code) return stub_close(lock, code);
     snprintf(proc.state, sizeof proc.state, "checkpointed");
@@ -242,11 +244,29 @@ static inline int stub_land(Proc *proc, const char *map) {
     return OK;
 }
 
+static inline void stub_write_down(const char *map) {
+    char path[512];
+    stub_path(path, sizeof path, "maps");
+    FILE *file = fopen(path, "a");
+    if (!file) return;
+    fprintf(file, "%s\n", map);
+    fclose(file);
+}
+
+static inline int stub_restore_thread(int pid, int *out) {
+    Proc proc;
+    int lock, code = stub_open(pid, &lock, &proc);
+    if (!code && stub_strikes("no-restore-thread")) code = NOT_INITIALIZED;
+    *out = pid; /* any thread of it would do */
+    return stub_close(lock, code);
+}
+
 static inline int stub_restore(int pid, const char *map) {
     Proc proc;
     stub_begin_copy();
     int lock, code = stub_open(pid, &lock, &proc);
     if (!code && !stub_is_out(&proc)) code = ILLEGAL_STATE;
+    if (*map) stub_write_down(map);
     if (!code && *map && !stub_map_is_right(map)) code = INVALID_VALUE;
     if (!code && stub_is_set("poisoned")) code = OUT_OF_MEMORY;
     if (!code && stub_strikes("restore-fails")) code = UNKNOWN;
