@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,12 @@ __all__ = ["starts"]
 
 
 async def _move(rig: Rig, out: str, into: str) -> None:
-    """A swap without a grant at its end."""
+    """One has the group that another one, which is on the device, leaves for it."""
+
+    async def resident() -> bool:
+        return await rig.member_state(out) == "resident"
+
+    await until(resident, f"the group knows that {out} is on the device")
     await rig.acquire(into)
     swap = await rig.plan(out, into=into)
     assert (await rig.order(rig.command(swap, "prepare", out, into=into)))["step"] == "prepared"
@@ -57,7 +61,11 @@ async def test_one_that_ended_while_no_agent_ran_is_gone(rig: Rig, starts: Start
             worker = starts(JOB="a", GROUPS="g")
             worker.do("load")
             await found(rig, worker.pid)
-            await until(lambda: asyncio.ensure_future(rig.member("a")), "the group knows the job")
+
+            async def known() -> bool:
+                return await rig.member_state("a") == "resident"
+
+            await until(known, "the group knows the job")
         worker.process.kill()
         worker.process.wait()
         async with rig.agent(get_backend, **emulated("g")):

@@ -20,7 +20,7 @@ from timeslice.backends.registry import get_backend
 SIZE = 4 << 20
 DEVICE = 10 << 20  # room for two of them
 
-# Each line of input is a word: open (an arena with nothing in it), load, child (start a process anew, which loads), fork
+# Each line of input is a word: open (an arena with nothing in it), load, child (start a process, which loads), fork
 # (it loads), exec (go on as another program, in an empty environment). Answers with the number of who did it.
 CODE = f"""
 import os, subprocess, sys, time
