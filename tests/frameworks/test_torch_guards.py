@@ -163,3 +163,17 @@ def test_what_can_not_be_moved_is_refused_at_once() -> None:
     holder.register_buffer("tensor", torch.eye(3).to_sparse())
     with pytest.raises(UsageError, match=r"sparse_coo can't leave the device; make it dense"):
         register_module("trainers", holder)
+
+
+def test_the_refusal_comes_before_all_other_hooks(model: Any) -> None:
+    """FSDP gathers parameters in a hook of its own; it must not get that far, for other ranks would wait."""
+    called = []
+    model.register_forward_pre_hook(lambda *_: called.append("hook"), prepend=True)
+    state = state_of(model)
+    state.suspend()
+    with pytest.raises(UsageError, match="another job may have the device"):
+        model(torch.arange(3))
+    assert not called
+    state.restore()
+    model(torch.arange(3))
+    assert called

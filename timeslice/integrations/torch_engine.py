@@ -55,9 +55,9 @@ class EngineState:
 
     def __init__(self, group: str, engine: Any) -> None:
         methods = (getattr(engine, name, None) for name in ("offload_states", "reload_states"))
-        if not all(map(callable, methods)) or not hasattr(engine.optimizer, "offloaded_states"):
+        if not all(map(callable, methods)) or not hasattr(getattr(engine, "optimizer", None), "offloaded_states"):
             raise UsageError(
-                f"group {group}: {type(engine).__name__} can't move its state. DeepSpeed can from 0.16 on, with ZeRO "
+                f"group {group}: {type(engine).__name__} can't move its state. DeepSpeed's can, with ZeRO "
                 "and an optimizer; for a model of another kind use register_module.",
                 group=group,
             )

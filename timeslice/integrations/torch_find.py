@@ -77,9 +77,13 @@ def adapter_parts(modules: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
 def _adapters(modules: Iterable[Any]) -> dict[int, str]:
     found: dict[int, str] = {}
     for _, name, value in adapter_parts(modules):
-        tensors = (*value.parameters(), *value.buffers()) if isinstance(value, torch.nn.Module) else (value,)
-        found.update((id(tensor), name) for tensor in tensors)
+        found.update((id(tensor), name) for tensor in tensors_of(value))
     return found
+
+
+def tensors_of(value: Any) -> tuple[Any, ...]:
+    """Of a module, or the tensor that it is."""
+    return (*value.parameters(), *value.buffers()) if isinstance(value, torch.nn.Module) else (value,)
 
 
 def _declared(modules: Iterable[Any], static: Static) -> set[int]:
@@ -142,8 +146,9 @@ def _plain(tensor: Any) -> Iterator[Any]:
     """The tensors with memory inside of a DTensor, a nested or a quantised tensor; else the tensor itself."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
-        for name in names:
-            yield from _plain(getattr(tensor, name))
+        for part in (getattr(tensor, name) for name in names):
+            if isinstance(part, torch.Tensor):  # a DTensor names its mesh, too
+                yield from _plain(part)
     elif tensor.layout == torch.strided:
         yield tensor
     else:

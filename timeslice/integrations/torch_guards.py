@@ -12,19 +12,19 @@ from timeslice.integrations.torch_find import inner
 class Guards:
     """Hooks that refuse to use modules and optimizers, until ``lift``."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, reason: str = "") -> None:
         self._group = group
+        self._reason = reason or (
+            "this state is in host memory, and another job may have the device. Use the model and its optimizer inside "
+            f"of timeslice.hold({group!r})."
+        )
         self._hooks: list[Any] = []
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
     def refuse(self, *_: Any) -> None:
-        raise UsageError(
-            f"group {self._group}: this state is in host memory, and another job may have the device. Use the "
-            f"model and its optimizer inside of timeslice.hold({self._group!r}).",
-            group=self._group,
-        )
+        raise UsageError(f"group {self._group}: {self._reason}", group=self._group)
 
     def put(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
         for module in {each for root in modules for each in root.modules()}:

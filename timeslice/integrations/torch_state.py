@@ -46,6 +46,10 @@ class DeviceState:
         self._changing = threading.RLock()
 
     @property
+    def suspended(self) -> bool:
+        return bool(self._guards)
+
+    @property
     def tags(self) -> tuple[str, ...]:
         """Those that a part of this state may have, as far as it is there."""
         absent = {tag for tag, there in (("lora", self.slots), ("static", self._static)) if not there}
@@ -85,7 +89,7 @@ class DeviceState:
             self._saved += saved
             try:
                 if pieces and not self._guards:
-                    self._guard(self._guards)
+                    self._guard()
                 for storage in storages:
                     storage.resize_(0)
                 empty_cache(storages)
@@ -113,7 +117,7 @@ class DeviceState:
             for piece in self._pieces():
                 parts[piece.tag] = parts.get(piece.tag, 0) + piece.storage.nbytes()
             on_device = sum(parts.values())
-            state = Residency.SUSPENDED if self._guards else Residency.RESIDENT if on_device else Residency.ABSENT
+            state = Residency.SUSPENDED if self.suspended else Residency.RESIDENT if on_device else Residency.ABSENT
             return state, on_device, _size(self._saved) + self._host.nbytes, parts
 
     def _parts(self) -> Parts:
@@ -123,8 +127,8 @@ class DeviceState:
     def _pieces(self) -> list[Piece]:
         return find(*self._parts(), self._static)
 
-    def _guard(self, guards: Guards) -> None:
-        guards.put(*self._parts())
+    def _guard(self) -> None:
+        self._guards.put(*self._parts())
 
     def _put_back(self, saved: list[Saved]) -> int:
         missing = [each for each in saved if not each.piece.storage.nbytes()]
