@@ -35,6 +35,10 @@ SAVED_BYTES = Counter(
 RESTORED_BYTES = Counter("timeslice_restored_bytes", "Bytes moved back to the device.", ["group"])
 FAULTS = Counter("timeslice_backend_faults", "Faults of backends, by kind.", ["group", "kind"])
 UNHELD_JOBS = Gauge("timeslice_unheld_jobs", "Jobs on the device without a hold.", ["group"])
+STUCK_ENDED = Counter(
+    "timeslice_agent_stuck_processes_ended", "Processes killed for a group with on_stuck=kill.", ["group"]
+)
+IDLE_HOLDERS = Gauge("timeslice_idle_holder", "1 while the holder has been on none of the devices for long.", ["group"])
 HOST_BYTES_HELD = Gauge("timeslice_host_bytes_held", "Host memory that holds suspended state.", ["group"])
 OVERDUE = Gauge("timeslice_agent_overdue", "1 while a backend operation is past its deadline.", ["group"])
 

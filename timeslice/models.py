@@ -155,6 +155,7 @@ class GroupConfig(Wire):
     suspend_timeout_ms: int = Field(default=180_000, gt=0, le=3_600_000)
     restore_timeout_ms: int = Field(default=180_000, gt=0, le=3_600_000)
     host_reserve_bytes: Number = 256 << 20  # host memory that suspends may not use
+    on_stuck: Literal["block", "kill"] = "block"  # a job that must leave, and that nothing can move
     # What leaves of a job whose hold and whose workload say nothing: as in ``Leave``.
     mode: Mode | Literal[""] = ""
     tags: Annotated[tuple[Word, ...], BeforeValidator(_listed)] = Field(default=(), max_length=64)

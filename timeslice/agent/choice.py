@@ -32,10 +32,6 @@ def _listens(targets: Sequence[Target]) -> bool:
     return bool(listening) and all(procfs.runs(target) for target in listening)
 
 
-def _is_forced(backend: Backend) -> bool:
-    return backend.capabilities().forced
-
-
 class BackendSet:
     """The backends of one group, in order of preference."""
 
@@ -71,10 +67,8 @@ class BackendSet:
         if moved := self._named(prefer):
             return moved
         asked = {target.backend for target in targets} - {""}
-        # Where one stands in for a process elsewhere, nothing reaches that one from outside.
-        alone = CHANNEL not in asked and not any(map(stands_in, targets))
-        if force and alone and (outside := next(filter(_is_forced, self._backends.values()), None)):
-            return outside.outside()
+        if force and (outside := self.by_force(targets)):
+            return outside
         if len(asked) > 1 or asked - self._backends.keys():
             raise self._unsupported(job, f"its processes ask for {', '.join(sorted(asked))}")
         for name in asked or self._backends:
@@ -84,6 +78,13 @@ class BackendSet:
             # What has to ask would wait for a stopped process until its deadline.
             return backend if all(map(procfs.runs, targets)) else backend.outside()
         raise self._unsupported(job, "its workload does not answer on its channel (no channel, or stopped)")
+
+    def by_force(self, targets: Sequence[Target]) -> Backend | None:
+        """One that moves these processes whether they answer or not, if there is one."""
+        # Where one stands in for a process elsewhere, nothing reaches that one from outside.
+        if any(target.backend == CHANNEL or stands_in(target) for target in targets):
+            return None
+        return next((each.outside() for each in self._backends.values() if each.capabilities().forced), None)
 
     def observer(self, targets: Sequence[Target]) -> Backend | None:
         """One that can look at the job from outside, without asking the job."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from timeslice import metrics
-from timeslice.agent import fencing, state
+from timeslice.agent import fencing, state, stuck
 from timeslice.agent.calling import Deadline
 from timeslice.agent.group import Scope
 from timeslice.agent.state import Answer, Ledger, Seen, Undo
@@ -118,8 +118,9 @@ class Executor:
                 command, deadline, self._intend(command), self._tell(command), scope.undo_of(command)
             )
         except BackendError as error:
-            log.warning("order %s failed: %s", command.id, error)
-            return await steps.fail(error, scope.undo_of(command), undo_s)
+            told = await stuck.judge(scope, error)
+            log.warning("order %s failed: %s", command.id, told)
+            return await steps.fail(told, scope.undo_of(command), undo_s)
 
     def _intend(self, command: Command) -> Callable[[Undo], Awaitable[None]]:
         async def intend(undo: Undo) -> None:

@@ -49,6 +49,7 @@ class Scope:
         self.faults: list[str] = []  # what keeps its backends from working here
         self.ask = False  # at the next look the jobs themselves are asked
         self.finder: Finder | None = None  # of processes that did not register
+        self.must_leave = ""  # the job that has to be off the device, come what may, if there is one
         self.idle_holder = ""  # who holds and is nowhere on the device, if somebody does
         self.caller = Caller(self.name)
         self.journal = Journal(folder / "journal.json")
@@ -83,6 +84,7 @@ class Scope:
     async def learn(self, view: GroupView, *, fresh_s: float = FRESH_S) -> None:
         """Take what the group says of settings and processes, and look for processes that did not register."""
         self.config = view.config
+        self.must_leave = _must_leave(view)
         await self.registry.refresh(view.targets)
         if self.finder:
             await self.finder.find(view, fresh_s=fresh_s)
@@ -104,3 +106,11 @@ class Scope:
                 self.presences.last[job.job] = job
             self.host.note(self.name, job.job, job.host_bytes)
         metrics.HOST_BYTES_HELD.labels(self.name).set(sum(self.host.held.get(self.name, {}).values()))
+
+
+def _must_leave(view: GroupView) -> str:
+    """Whose lease was reclaimed or revoked, or who was evicted by force; not whom an operator wants out if that goes
+    well."""
+    state = view.state
+    must = state.get("evict_how") != "once" or state.get("force") == "1"
+    return state.get("evict", "") if must else ""

@@ -81,6 +81,11 @@ def _settings(command: F) -> F:
         click.option("--restore-timeout", type=_TIMEOUT, metavar="SECONDS", help="To bring a job's state back."),
         click.option("--host-reserve", type=parse_size, metavar="SIZE", help="Host memory that suspends leave free."),
         click.option(
+            "--on-stuck",
+            type=click.Choice(["block", "kill"]),
+            help="A job that must leave and that no backend can move: wait for a person, or end its processes.",
+        ),
+        click.option(
             "--mode",
             type=click.Choice(["offload", "discard", ""]),
             help="Keep or drop what leaves of a job that says nothing itself; '' lets its workload decide.",
@@ -140,6 +145,7 @@ def create(session: Session, /, name: str, lock_only: bool, **settings: Any) -> 
 Examples:
   timeslice group set trainers --suspend-timeout 300 --restore-timeout 300
   timeslice group set trainers --host-reserve 8G
+  timeslice group set trainers --on-stuck kill     # a job that never gives the group up is ended
   timeslice group set samplers --mode discard --tag kv_cache""",
 )
 @click.argument("name", metavar="GROUP")
@@ -181,6 +187,7 @@ def show(session: Session, name: str, as_json: bool) -> None:
             "suspend timeout": seconds(config.suspend_timeout_ms / 1000),
             "restore timeout": seconds(config.restore_timeout_ms / 1000),
             "host reserve": size(config.host_reserve_bytes),
+            "on stuck": config.on_stuck,
             "what leaves": f"{', '.join(config.tags) or 'all'}" + (f" ({config.mode})" if config.mode else ""),
         }
     )
