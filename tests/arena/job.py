@@ -56,6 +56,21 @@ class Job:
 
         return int(np.frombuffer(self.views[view], np.uint8).__array_interface__["data"][0])
 
+    def seal(self, view: int, arena: int = 0) -> None:
+        self.arenas[arena].seal(self.views[view])
+
+    def unseal(self, view: int, arena: int = 0) -> None:
+        self.arenas[arena].unseal(self.views[view])
+
+    def write(self, view: int, value: int) -> None:
+        self.views[view][0] = value
+
+    def saved(self, arena: int = 0) -> int:
+        return self.arenas[arena].bytes_saved
+
+    def trim(self, arena: int = 0) -> int:
+        return self.arenas[arena].trim()
+
     def suspend(self, arena: int = 0) -> int:
         return self.arenas[arena].suspend()
 

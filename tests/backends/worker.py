@@ -85,6 +85,10 @@ class Job:
         state = Residency.SUSPENDED if self._away else Residency.RESIDENT if self._kept else Residency.ABSENT
         return state, sum(map(len, self._kept)), sum(map(len, self._away))
 
+    def seal(self) -> None:
+        """The content changes no more."""
+        self._arenas[0].seal(self._views[0])
+
     def workload(self, url: str, prefix: str, group: str, job: str) -> str:
         """Let the channel backend move the first arena."""
         os.environ["TIMESLICE_PREFIX"] = prefix

@@ -29,20 +29,24 @@ RUNNING, LOCKED, CHECKPOINTED = STATES
 STEPS = ("", "copying-out", "freeing", "copying-in", "freeing-late")
 NO_STEP, COPYING_OUT, FREEING, COPYING_IN, FREEING_LATE = STEPS
 
-_VERSION = 1
+_VERSION = 2
 _SLOT = 256 * 1024
 _FRAME = struct.Struct("<8sIIIQ")  # magic, version, checksum and length of the body, sequence number
 _BODY = struct.Struct("<IQQBBBBHHHI")
 _COUNTER = struct.Struct("<II")
-_ALLOCATION = struct.Struct("<IIQQQQQ")
+_ALLOCATION = struct.Struct("<IIQQQQQB")
 _MAGIC = b"tsarena\0"
 MAX_ALLOCATIONS = (_SLOT - 4096 - _FRAME.size - _BODY.size) // _ALLOCATION.size
 
 
 class Allocation:
-    """One piece of device memory: the descriptors in its process, what is behind them, size and address."""
+    """One piece of device memory: the descriptors in its process, what is behind them, size and address.
 
-    __slots__ = ("address", "device_dev", "device_fd", "device_ino", "host_fd", "host_ino", "size")
+    ``sealed``: its process can't write to it. ``copied``: the host copy of a sealed piece is whole, so it need not be
+    copied again as long as it stays sealed.
+    """
+
+    __slots__ = ("address", "copied", "device_dev", "device_fd", "device_ino", "host_fd", "host_ino", "sealed", "size")
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Allocation:
         host_ino: int,
         size: int,
         address: int,
+        flags: int = 0,
     ) -> None:
         self.device_fd = device_fd
         self.host_fd = host_fd
@@ -61,6 +66,7 @@ class Allocation:
         self.host_ino = host_ino
         self.size = size
         self.address = address
+        self.sealed, self.copied = bool(flags & 1), bool(flags & 2)
 
 
 class Record:
@@ -86,6 +92,11 @@ class Record:
         """Bytes of all allocations."""
         return sum(a.size for a in self.allocations)
 
+    @property
+    def copied(self) -> int:
+        """Bytes of which host memory has a valid copy."""
+        return sum(a.size for a in self.allocations if a.copied)
+
     def pack(self) -> bytes:
         device, label = os.fsencode(self.device), self.label.encode()
         flags = self.stopped | self.was_stopped << 1 | self.closed << 2 | self.advisory << 3
@@ -108,7 +119,10 @@ class Record:
         ]
         parts += [_COUNTER.pack(key, count) for key, count in self.counters.items()]
         parts += [
-            _ALLOCATION.pack(a.device_fd, a.host_fd, a.device_dev, a.device_ino, a.host_ino, a.size, a.address)
+            _ALLOCATION.pack(
+                *(a.device_fd, a.host_fd, a.device_dev, a.device_ino, a.host_ino, a.size, a.address),
+                a.sealed | a.copied << 1,
+            )
             for a in self.allocations
         ]
         return b"".join(parts)

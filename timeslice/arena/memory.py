@@ -56,6 +56,7 @@ class Arena:
         self._mutex = RLock()
         self._pieces: list[_Piece] = []
         self._closed = False
+        self._saved = 0
         if forks.mappings is None:
             forks.mappings = weakref.WeakKeyDictionary()
         me = Target.current()
@@ -93,6 +94,11 @@ class Arena:
         return self._measure(lambda a: a.host_fd)
 
     @property
+    def bytes_saved(self) -> int:
+        """Bytes that the last `suspend` did not have to copy: sealed ones, of which there was a copy already."""
+        return self._saved
+
+    @property
     def bytes_allocated(self) -> int:
         """Bytes that `allocate` gave and `free` did not take back, wherever they are now."""
         return sum(piece.allocation.size for piece in self._pieces) if self._usable else 0
@@ -106,11 +112,7 @@ class Arena:
             raise UsageError(f"allocate({nbytes}): ask for at least one byte")
         size = -(-nbytes // PAGE) * PAGE
         with self._changing() as record, forks.guard:
-            if record.state != RUNNING:
-                raise ArenaStateError(
-                    f"arena {self.label or self.device.path} is {record.state}; allocate after its resume",
-                    state=record.state,
-                )
+            self._check_running(record, "allocate")
             opened: list[int] = []
             try:
                 opened.append(forks.note(self.device.new_file()))
@@ -139,12 +141,7 @@ class Arena:
         """
         self._check_usable()
         with self._mutex:
-            piece = next((p for p in self._pieces if p.view is view), None)
-            if piece is None:
-                with suppress(ValueError):  # a released view has no obj
-                    piece = next((p for p in self._pieces if p.mapping is view.obj), None)
-            if piece is None:
-                raise UsageError("free(): this view is not of this arena, or was freed already")
+            piece = self._find(view, "free")
             try:
                 view.release()
                 piece.view.release()
@@ -159,8 +156,17 @@ class Arena:
                 self._pieces.remove(piece)
                 self._let_go(piece, record.total)
 
+    def seal(self, view: memoryview) -> None:
+        """Say that the memory of ``view`` does not change any more: it is copied out once, and later suspends only drop
+        it from the device. A write to it kills the process (SIGSEGV) until `unseal`, as it must not go unnoticed."""
+        self._protect(view, sealed=True)
+
+    def unseal(self, view: memoryview) -> None:
+        """Let the memory of ``view`` be written to again; the next suspend copies it."""
+        self._protect(view, sealed=False)
+
     def suspend(self) -> int:
-        """Move everything to host memory and free the device; returns the bytes moved.
+        """Move everything to host memory and free the device; returns the bytes moved, see `bytes_saved`.
 
         Nothing may touch the memory until `resume`. On an error all stays where it was.
         """
@@ -168,7 +174,9 @@ class Arena:
             self._check_usable()
             operations.lock_arena(self._control.fd)
             try:
-                return operations.checkpoint_arena(self._control.fd)
+                moved = operations.checkpoint_arena(self._control.fd)
+                self._saved = self.bytes_allocated - moved
+                return moved
             except BaseException:
                 if self.state == LOCKED:
                     operations.unlock_arena(self._control.fd)
@@ -193,6 +201,9 @@ class Arena:
             if record.state == CHECKPOINTED:
                 return 0
             before = self.bytes_on_host
+            for allocation in record.allocations:
+                allocation.copied = False
+            self._control.write(record)
             for piece in self._pieces:
                 os.ftruncate(piece.allocation.host_fd, 0)
             return before
@@ -225,6 +236,37 @@ class Arena:
             )
         if self._closed:
             raise UsageError("this arena is closed; make a new one")
+
+    def _find(self, view: memoryview, what: str) -> _Piece:
+        piece = next((p for p in self._pieces if p.view is view), None)
+        if piece is None:
+            with suppress(ValueError):  # a released view has no obj
+                piece = next((p for p in self._pieces if p.mapping is view.obj), None)
+        if piece is None:
+            raise UsageError(f"{what}(): this view is not of this arena, or was freed already")
+        return piece
+
+    def _protect(self, view: memoryview, *, sealed: bool) -> None:
+        self._check_usable()
+        with self._mutex:
+            piece = self._find(view, "seal" if sealed else "unseal")
+            with self._changing() as record:
+                self._check_running(record, "seal" if sealed else "unseal")
+                mine = next(a for a in record.allocations if a.device_fd == piece.allocation.device_fd)
+                address, size = mine.address, mine.size
+                if sealed:  # first nobody can write any more, then that is relied upon; and the other way round
+                    syscalls.allow_writes(address, size, allowed=False)
+                mine.sealed, mine.copied = sealed, mine.copied and sealed
+                self._control.write(record)
+                if not sealed:
+                    syscalls.allow_writes(address, size, allowed=True)
+
+    def _check_running(self, record: Record, what: str) -> None:
+        if record.state != RUNNING:
+            raise ArenaStateError(
+                f"arena {self.label or self.device.path} is {record.state}; {what} after its resume",
+                state=record.state,
+            )
 
     def _measure(self, which: operations.FdOf) -> int:
         if not self._usable:

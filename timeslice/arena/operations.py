@@ -77,6 +77,7 @@ def lock(target: Target | int, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
 def checkpoint(target: Target | int) -> int:
     """Copy the device memory of a locked process to its host copies and free it; returns the bytes moved.
 
+    Sealed memory of which there is a copy is only dropped.
     The process runs on afterwards, on the CPU. On an error it stays locked with its device memory in place.
     """
     with session(target, timeout=DEFAULT_TIMEOUT_MS / 1000, visible=visible_devices()) as opened:
@@ -182,7 +183,7 @@ def _lock(opened: Session, deadline: float) -> None:
 def _checkpoint(opened: Session) -> int:
     arenas = _in_state(opened, LOCKED, "checkpoint")
     plan = _begin("checkpoint", arenas)
-    total = sum(arena.record.total for arena in arenas)
+    total = sum(arena.record.total - arena.record.copied for arena in arenas)
     opened.stop(arenas, DEFAULT_TIMEOUT_MS / 1000)  # it stands still, unless somebody sent SIGCONT meanwhile
     try:
         _set(arenas, step=COPYING_OUT)
@@ -192,11 +193,15 @@ def _checkpoint(opened: Session) -> int:
                 (arena.device_fd(piece), arena.host_fd(piece), piece.size)
                 for arena in arenas
                 for piece in arena.record.allocations
+                if not piece.copied
             ),
             plan.progress(total),
         )
         plan.at("copied")
         _check_still_stopped(opened)
+        for arena in arenas:
+            for piece in arena.record.allocations:
+                piece.copied = piece.sealed
         _set(arenas, state=CHECKPOINTED, step=FREEING_LATE if plan.lies or plan.late else FREEING)
         plan.at("recorded")
         if plan.late:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class ArenaInfo:
-    """One arena as it is now. Bytes are measured, except ``bytes_allocated``: what it needs to be restored."""
+    """One arena as it is now. Bytes are measured, except ``bytes_allocated``: what it needs to be restored, and
+    ``bytes_copied``: of which host memory has a valid copy, so that a suspend does not move them."""
 
-    __slots__ = ("bytes_allocated", "bytes_on_device", "bytes_on_host", "device", "label", "state", "target")
+    __slots__ = ("bytes_allocated", "bytes_copied", "bytes_on_device", "bytes_on_host", "device", "label", "state",
+                 "target")  # fmt: skip
 
     def __init__(self, target: Target, arena: OpenArena) -> None:
         self.target = target
@@ -25,6 +27,7 @@ class ArenaInfo:
         self.label = arena.record.label
         self.state = arena.record.state
         self.bytes_allocated = arena.record.total
+        self.bytes_copied = arena.record.copied
         self.bytes_on_device = arena.on_device()
         self.bytes_on_host = arena.on_host()
 

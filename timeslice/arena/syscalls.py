@@ -9,6 +9,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _MAP_FIXED_NOREPLACE = 0x100000
@@ -39,6 +41,12 @@ def map_file_over(address: int, size: int, fd: int) -> None:
     flags = mmap.MAP_SHARED | _MAP_FIXED
     if _libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) == _FAILED:
         raise OSError(ctypes.get_errno(), "mapping device memory failed")
+
+
+def allow_writes(address: int, size: int, *, allowed: bool) -> None:
+    """Whether this process may write to mapped pages; a write that is not allowed is a SIGSEGV."""
+    if _libc.mprotect(ctypes.c_void_p(address), size, mmap.PROT_READ | (mmap.PROT_WRITE if allowed else 0)):
+        raise OSError(ctypes.get_errno(), "changing the protection of device memory failed")
 
 
 def block_range(address: int, size: int) -> bool:

@@ -60,6 +60,7 @@ class ArenaBackend(CheckpointBackend):
             device_bytes=sum(arena.bytes_on_device for arena in arenas),
             host_bytes=sum(arena.bytes_on_host for arena in arenas),
             total_bytes=sum(arena.bytes_allocated for arena in arenas),
+            copied_bytes=sum(arena.bytes_copied for arena in arenas),
         )
 
     async def state_of(self, job: Job, target: Target, until: float) -> State | None:

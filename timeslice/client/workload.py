@@ -111,6 +111,8 @@ class ArenaLike(Protocol):
     def bytes_on_device(self) -> int: ...
     @property
     def bytes_on_host(self) -> int: ...
+    @property
+    def bytes_saved(self) -> int: ...
     def suspend(self) -> int: ...
     def resume(self) -> int: ...
 
@@ -129,7 +131,7 @@ def register_arena(group: str, arena: ArenaLike, *, job: str | None = None, url:
 
     return register_workload(
         group,
-        on_suspend=lambda _mode, _tags: arena.suspend(),
+        on_suspend=lambda _mode, _tags: Moved(bytes=arena.suspend(), saved=arena.bytes_saved),
         on_restore=lambda _tags: arena.resume(),
         probe=probe,
         job=job,
