@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-SUBJECTS = ("locks", "scale", "swaps", "device")
+SUBJECTS = ("locks", "scale", "swaps", "device", "swap-bytes")
 
 
 def _machine() -> dict[str, object]:
@@ -29,9 +29,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--only", choices=SUBJECTS, action="append", help="run only this subject (repeatable)")
     options = parser.parse_args()
-    from benchmarks import device, locks, scale, swaps
+    from benchmarks import device, locks, scale, swap_bytes, swaps
 
-    subjects = {"locks": locks.measure, "scale": scale.measure, "swaps": swaps.measure, "device": device.measure}
+    subjects = {
+        "locks": locks.measure,
+        "scale": scale.measure,
+        "swaps": swaps.measure,
+        "device": device.measure,
+        "swap-bytes": swap_bytes.measure,
+    }
     ratios: dict[str, float] = {}
     values: dict[str, float] = {}
     aims: dict[str, str] = {}
