@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -78,7 +78,8 @@ class Worker:
 
 
 class LocalStack:
-    """All of timeslice for this user on this machine. ``groups`` maps names to sizes of emulated devices in bytes."""
+    """All of timeslice for this user on this machine. ``groups`` maps names to sizes of emulated devices in bytes,
+    ``backends`` to what moves state there, as `AgentOptions` takes it."""
 
     def __init__(
         self,
@@ -88,8 +89,10 @@ class LocalStack:
         data: Path | None = None,
         port: int | None = None,
         http_port: int | None = None,
+        backends: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.groups = dict(groups)
+        self._backends = dict(backends or {})
         self.prefix = prefix
         self.node = default_node()
         self.data = data
@@ -123,6 +126,7 @@ class LocalStack:
                 groups=tuple(self.groups),
                 state_dir=self._state,
                 emulate=self.groups,
+                backends=self._backends,
                 http_host="127.0.0.1",
                 http_port=self._http_port,
                 leave=True,

@@ -33,6 +33,7 @@ def test_without_a_good_bye_the_state_is_unknown_until_somebody_speaks_for_it(
     it. A new driver of the job registers it again, and the turns go on."""
     job = stand_in(world, "a", engine)
     text = sample(job)[2]
+    wait_until(lambda: not world.holder(), "it let go")
     job.end()
     rival = world.job("""
         say("up")
