@@ -71,6 +71,11 @@ class Scope:
         """What the swap of this order may have done here so far."""
         return self.ledger.undo if self.ledger.swap == command.swap else Undo()
 
+    def complaints(self) -> list[str]:
+        """What an operator should know, a few lines at most."""
+        idle = [self.idle_holder] if self.idle_holder else []
+        return [*self.faults, *idle, *self.registry.complaints()]
+
     def raise_floor(self, number: int) -> None:
         self.floor = max(self.floor, number)
 

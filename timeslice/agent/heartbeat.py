@@ -8,6 +8,7 @@ import logging
 from timeslice.agent import fencing, procfs
 from timeslice.agent.executor import Executor
 from timeslice.agent.group import Scope
+from timeslice.agent.idle import AFTER_S, IdleHolders
 from timeslice.agent.look import Looker
 from timeslice.errors import RedisUnreachableError, TimeSliceError
 from timeslice.locks import scripts
@@ -23,9 +24,10 @@ _SOON_S = 0.2  # news that came at a bad time are told again after this pause
 class Heartbeat:
     """Beats every third of ``ttl_s``, and at once when a process ended or an order was carried out."""
 
-    def __init__(self, scope: Scope, executor: Executor, ttl_s: float) -> None:
+    def __init__(self, scope: Scope, executor: Executor, ttl_s: float, idle_after_s: float = AFTER_S) -> None:
         self._scope, self._executor, self._ttl_s = scope, executor, ttl_s
         self._looker = Looker(scope)
+        self._idle = IdleHolders(scope, idle_after_s)
 
     async def join(self) -> None:
         """The first beat. Every known job was probed before anything is said. Raises what is wrong."""
@@ -79,6 +81,7 @@ class Heartbeat:
                 ask, scope.ask = scope.ask, False
                 whole = not pulse.known  # the group waits for this node's word
                 found = await self._looker.look(view, first=ask, whole=whole)
+                await self._idle.look(view)
         return await self._report(pulse, found, number, whole=whole)
 
     async def _take(self, view: GroupView) -> None:

@@ -68,7 +68,7 @@ class NodeRecord:
             **host.figures(),
             "devices": {name: await _devices(scope) for name, scope in scopes.items()},
         }
-        complaints = {name: [*scope.faults, *scope.registry.complaints()] for name, scope in scopes.items()}
+        complaints = {name: scope.complaints() for name, scope in scopes.items()}
         news = {"memory": memory, "overdue": overdue, "complaints": complaints}
         other = await self._take({**facts, **{name: json.dumps(value) for name, value in news.items()}})
         if other is not None:

@@ -19,6 +19,7 @@ from timeslice.agent.executor import Executor
 from timeslice.agent.folder import claim_folder, instance_of
 from timeslice.agent.group import Scope
 from timeslice.agent.heartbeat import Heartbeat
+from timeslice.agent.idle import AFTER_S
 from timeslice.agent.memory import HostMemory
 from timeslice.agent.node import NodeRecord
 from timeslice.agent.reader import CommandReader
@@ -58,6 +59,7 @@ class AgentOptions:
     http_host: str = EVERYWHERE
     http_port: int | None = None  # readiness of jobs, metrics, health
     leave: bool = False
+    idle_after_s: float = AFTER_S  # a holder that was on no device for so long is complained of; 0: never
 
 
 async def run_agent(
@@ -128,7 +130,7 @@ class _Agent:
             stack.callback(scope.registry.close)
             self._scopes[name] = scope
             self._executors[name] = Executor(scope)
-            self._hearts.append(Heartbeat(scope, self._executors[name], options.ttl_s))
+            self._hearts.append(Heartbeat(scope, self._executors[name], options.ttl_s, options.idle_after_s))
         self._facts = {
             "groups": json.dumps(list(self._scopes)),
             "capabilities": json.dumps({name: _capabilities(scope) for name, scope in self._scopes.items()}),

@@ -228,6 +228,11 @@ class TargetRegistry:
             return None
         return watched.target
 
+    def number_told(self, target: Target) -> int:
+        """The number that this living process has for itself, in its own pid namespace, if it registered from there."""
+        watched = self._watched.get((target.job, target.pid))
+        return watched.told.pid if watched else target.pid
+
     def exit_event(self, job: str, pid: int, start: int) -> asyncio.Event | None:
         """Set when that process ends; None when it is not watched (any more)."""
         watched = self._told.get((job, pid, start))

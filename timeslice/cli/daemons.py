@@ -14,7 +14,7 @@ import click
 
 from timeslice import logs
 from timeslice.addresses import redact_url
-from timeslice.cli.output import json_option, parse_device_size, parse_size
+from timeslice.cli.output import Seconds, json_option, parse_device_size, parse_size
 from timeslice.cli.session import Session
 from timeslice.names import check_name
 from timeslice.settings import default_node
@@ -173,6 +173,14 @@ Examples:
 @click.option(
     "--host-budget", type=parse_size, metavar="SIZE", help="Host memory for suspended jobs. Default: what is free."
 )
+@click.option(
+    "--idle-after",
+    type=Seconds(0, 86_400),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Complain of a holder that has been on none of the group's devices for so long; 0: never.",
+)
 @_http_options
 @click.option("--leave", is_flag=True, help="When stopped, take the node out of its groups.")
 @click.option(
@@ -193,6 +201,7 @@ def agent(
     devices: tuple[tuple[str, tuple[str, ...]], ...],
     backends: tuple[tuple[str | None, str], ...],
     host_budget: int | None,
+    idle_after: float,
     http_host: str,
     http_port: int | None,
     leave: bool,
@@ -239,6 +248,7 @@ def agent(
         backends=chosen,
         devices=assigned,
         host_budget_bytes=host_budget,
+        idle_after_s=idle_after,
         http_host=http_host,
         http_port=http_port,
         leave=leave,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,7 +260,18 @@ def _behind(position: int) -> str:
     return f"; {position} before it" if position else ""
 
 
-def group_document(view: GroupView, *, emulated: bool | None) -> dict[str, Any]:
+def complaints(view: GroupView, told: Mapping[str, Sequence[tuple[str, str]]] | None) -> list[tuple[str, str]]:
+    """Node and sentence, of the agents that serve the group now."""
+    lines = (told or {}).get(view.name, ())
+    return [(node, line) for node, line in lines if node in view.nodes and view.nodes[node].alive]
+
+
+def group_document(
+    view: GroupView,
+    *,
+    emulated: bool | None,
+    told: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+) -> dict[str, Any]:
     """Everything about a group: the schema of ``status --json`` and ``queue --json``."""
     return {
         "group": view.name,
@@ -290,6 +301,7 @@ def group_document(view: GroupView, *, emulated: bool | None) -> dict[str, Any]:
         ],
         "frozen": [{"job": each.job, "node": each.node, "pids": list(each.pids)} for each in frozen(view)],
         "nodes": [node_document(view, node) for node in view.nodes.values()],
+        "complaints": [{"node": node, "complaint": line} for node, line in complaints(view, told)],
         "coordinator": coordinator(view),
     }
 

@@ -119,6 +119,24 @@ class Session:
             found |= set(sizes) if isinstance(sizes, dict) else set()
         return found
 
+    def complaints(self) -> dict[str, list[tuple[str, str]]] | None:
+        """What agents complain of, by group: node and sentence. None if this user may not know."""
+        return self.if_allowed(self._complaints, "what agents complain of was")
+
+    def _complaints(self) -> dict[str, list[tuple[str, str]]]:
+        from timeslice.locks.scripts import text
+
+        client, found = self.driver.client, dict[str, list[tuple[str, str]]]()
+        for node in self.node_names():
+            key = self.keys.node_state(node)
+            stored = self.ask(lambda: client.hget(key, "complaints"))  # noqa: B023 - called at once
+            told = parse_json(text(stored or ""))
+            for group, lines in told.items() if isinstance(told, dict) else ():
+                found.setdefault(group, []).extend(
+                    (node, str(line)) for line in (lines if isinstance(lines, list) else ())
+                )
+        return found
+
     def _names(self, key: str, kind: str) -> list[str]:
         from timeslice.locks.scripts import text
         from timeslice.names import check_name

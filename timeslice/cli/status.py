@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from timeslice.cli import report
-from timeslice.cli.output import json_option, note, print_fields, print_json, print_table, seconds, size
+from timeslice.cli.output import clean, json_option, note, print_fields, print_json, print_table, seconds, size
 from timeslice.cli.session import Session
 from timeslice.locks.view import GroupView
 
@@ -24,11 +24,14 @@ def status(session: Session, group: str | None, as_json: bool) -> None:
     """Show who holds what, since when, and what is being moved."""
     views = session.views() if group is None else [session.view(group)]
     emulated = session.emulated()
+    told = session.complaints() if as_json or group is not None else None
     if as_json:
-        documents = [report.group_document(view, emulated=_is_in(emulated, view.name)) for view in views]
+        documents = [report.group_document(view, emulated=_is_in(emulated, view.name), told=told) for view in views]
         print_json({"groups": documents})
     elif group is not None:
         _print_group(views[0], emulated=bool(_is_in(emulated, group)))
+        for node, line in report.complaints(views[0], told):
+            click.echo(f"\ncomplaint of {node}: {clean(line)}")
     else:
         print_table(
             ("group", "phase", "since", "holder", "waiting", "resident", "nodes", "why"),
@@ -144,7 +147,8 @@ def queue(session: Session, group: str, as_json: bool) -> None:
     """Show who waits for GROUP, in service order, and why each waits."""
     view = session.view(group)
     if as_json:
-        print_json(report.group_document(view, emulated=_is_in(session.emulated(), group)))
+        emulated, told = session.emulated(), session.complaints()
+        print_json(report.group_document(view, emulated=_is_in(emulated, group), told=told))
         return
     if held := report.holder(view):
         phase = f" ({held['job_phase']})" if held["job_phase"] else ""
