@@ -59,6 +59,11 @@ class Job:
             self._do("cuMemcpyHtoD_v2", ctypes.c_uint64(address.value + at), piece, ctypes.c_size_t(len(piece)))
         return self.digest()
 
+    def reserve(self, nbytes: int, device: int = 0) -> None:
+        """Take memory without filling it, or looking at it in a digest."""
+        self.context(device)
+        self._do("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(nbytes))
+
     def free(self) -> None:
         """The newest allocation."""
         device, address, _ = self._blocks.pop()

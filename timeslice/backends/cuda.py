@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
+from timeslice.backends.awake import awake
 from timeslice.backends.base import Capabilities, Context, DeviceMemory, Job, Outcome, Selection
 from timeslice.backends.checkpoint_tool import ACTIONS, CheckpointBackend, Seen
 from timeslice.backends.checks import fault, is_alive
@@ -105,7 +106,9 @@ class CudaBackend(CheckpointBackend):
 
     async def do(self, job: Job, target: Target, action: str, until: float) -> None:
         left = self._marks.get(target) if action == "restore" else None
-        await self._cuda.act(target, action, until, await self._map() if left and len(left.devices) > 1 else "")
+        device_map = await self._map() if left and len(left.devices) > 1 else ""
+        with awake(target):  # the driver does its part in a thread of the process
+            await self._cuda.act(target, action, until, device_map)
 
     def movable(self, seen: Mapping[Target, Seen]) -> list[Target]:
         """Processes of which NVML tells no size move only if it tells none of any."""

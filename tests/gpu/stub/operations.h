@@ -16,11 +16,13 @@
  *   parallel-deadlocks=always    a checkpoint or restore that begins beside another one does not end, nor does that one
  *   unlock-fails=VALUE
  *   get-state-fails=VALUE
+ *   slow=PID                     the state of this process takes 0.2 s
  *   no-restore-thread=VALUE      no process shows one
  *   persistence=0                for the stand-in of NVML: persistence mode is off
  *   poisoned=1                   set by a restore without room on the device: no restore works from then on
  *
  * Each device map that a restore was given is written down in the file maps.
+ * An action on a stopped process waits until that runs: the driver does its part in a thread of it (the restore thread).
  * A process with the flag uvm (or ipc, before driver 610) can't be checkpointed: 304.
  */
 #ifndef STUB_OPERATIONS_H
@@ -63,6 +65,22 @@ static inline int stub_is_set(const char *name) {
 
 static inline void stub_pause(void) { usleep(5000); }
 
+/* A thread of the process has to run for it. 1 when it still does not at `until`. */
+static inline int stub_wait_for_thread(int pid, double until) {
+    char path[64], text[1024], state = 'T';
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    while (state == 'T' && (!until || stub_now() < until)) {
+        FILE *file = fopen(path, "r");
+        size_t size = file ? fread(text, 1, sizeof text - 1, file) : 0;
+        if (file) fclose(file);
+        text[size] = 0;
+        char *rest = strrchr(text, ')');
+        if (!rest || sscanf(rest + 2, "%c", &state) != 1) return 0;
+        if (state == 'T') stub_pause();
+    }
+    return state == 'T';
+}
+
 /* Take the lock and read a process. Close *lock whatever comes back. */
 static inline int stub_open(int pid, int *lock, Proc *proc) {
     *lock = stub_lock();
@@ -97,6 +115,7 @@ static inline int stub_all_locking(const Proc *proc) {
 
 static inline int stub_get_state(int pid, char *out, size_t size) {
     Proc proc;
+    if (stub_number("slow", 0) == (u64)pid) usleep(200000);
     for (int lock;; stub_pause()) {
         int code = stub_open(pid, &lock, &proc);
         if (code || stub_strikes("get-state-fails")) return stub_close(lock, code ? code : UNKNOWN);
@@ -117,13 +136,14 @@ static inline int stub_lock_process(int pid, u64 timeout_ms) {
     proc.locking = 1;
     stub_save(&proc);
     stub_unlock(lock);
-    for (double until = stub_now() + timeout_ms / 1000.0;; stub_pause()) {
+    double until = stub_now() + timeout_ms / 1000.0;
+    for (int stands = stub_wait_for_thread(pid, timeout_ms ? until : 0);; stub_pause()) {
         if ((code = stub_open(pid, &lock, &proc))) return stub_close(lock, code);
         int hangs = stub_is_set("lock-hangs");
         int overdue = timeout_ms && stub_now() > until;
         if (!hangs && (overdue || stub_all_locking(&proc))) {
             proc.locking = 0;
-            if (stub_all_locking(&proc) || !overdue) snprintf(proc.state, sizeof proc.state, "locked");
+            if (!stands && (stub_all_locking(&proc) || !overdue)) snprintf(proc.state, sizeof proc.state, "locked");
             stub_save(&proc);
             return stub_close(lock, strcmp(proc.state, "locked") ? NOT_READY : OK);
         }
@@ -175,6 +195,7 @@ static inline void stub_keep(Proc *proc, const char *how) {
 static inline int stub_checkpoint(int pid) {
     Proc proc;
     char how[64];
+    stub_wait_for_thread(pid, 0);
     stub_begin_copy();
     int lock, code = stub_open(pid, &lock, &proc);
     if (!code && strcmp(proc.state, "locked")) code = ILLEGAL_STATE;
@@ -263,6 +284,7 @@ static inline int stub_restore_thread(int pid, int *out) {
 
 static inline int stub_restore(int pid, const char *map) {
     Proc proc;
+    stub_wait_for_thread(pid, 0);
     stub_begin_copy();
     int lock, code = stub_open(pid, &lock, &proc);
     if (!code && !stub_is_out(&proc)) code = ILLEGAL_STATE;
@@ -285,6 +307,7 @@ static inline int stub_restore(int pid, const char *map) {
 
 static inline int stub_unlock_process(int pid) {
     Proc proc;
+    stub_wait_for_thread(pid, 0);
     int lock, code = stub_open(pid, &lock, &proc);
     if (!code && strcmp(proc.state, "locked")) code = ILLEGAL_STATE;
     if (!code && stub_strikes("unlock-fails")) code = UNKNOWN;
