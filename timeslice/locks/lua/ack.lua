@@ -32,6 +32,9 @@ if string.sub(current[2], 1, 5) == 'begun' then
       if state ~= before then
         redis.call('HSET', members_key, at .. 'saved', ARGV[i + 6])
       end
+      if OUT[state] then -- be it that a part of it stayed: it can't run
+        redis.call('HDEL', members_key, at .. 'unheld')
+      end
     end
     if state ~= before and EVENTS[state] then
       emit(EVENTS[state], 'node', node, 'job', job, 'bytes', ARGV[i + 2], 'saved', ARGV[i + 6], 'swap', swap)
