@@ -11,6 +11,8 @@ from pathlib import Path
 from tests.agent.rig import Rig, until
 from timeslice.agent import procfs
 from timeslice.arena import Device
+from timeslice.arena.device import FAULTS_FILE
+from timeslice.arena.survey import arenas_of
 from timeslice.backends.registry import get_backend
 from timeslice.locks import scripts
 
@@ -33,9 +35,9 @@ for _ in sys.stdin:
 
 
 @asynccontextmanager
-async def _agent(rig: Rig, folder: Path) -> AsyncIterator[None]:
+async def _agent(rig: Rig, folder: Path, device: int = DEVICE) -> AsyncIterator[None]:
     try:
-        async with rig.agent(get_backend, emulate={rig.name: DEVICE}, backends={}, ttl_s=0.9):
+        async with rig.agent(get_backend, emulate={rig.name: device}, backends={}, ttl_s=0.9):
             yield
     finally:
         Device.open(folder / "devices" / rig.name).destroy(force=True)
@@ -100,3 +102,37 @@ async def test_memory_taken_without_a_hold_is_seen(rig: Rig, clean_environment: 
         await until(gone, "job b is gone")
         assert isinstance(await rig.acquire("a"), scripts.Granted)
         assert idle.poll() is None
+
+
+async def test_real_bytes_come_in_while_others_leave(rig: Rig, clean_environment: Path) -> None:
+    """On an emulated device with room for two jobs, moved by the tool: the comer's bytes are there while the leaver's
+    copy takes its time, and both contents are the same afterwards."""
+    folder = clean_environment
+    async with _agent(rig, folder, 3 * SIZE):
+        device = Device.open(folder / "devices" / rig.name)
+        a, b = [await _job(rig, name, folder) for name in "ab"]
+        assert [_tell(process) for process in (a, b)] == ["loaded", "loaded"]
+        await rig.swap("a", into="b")
+        await rig.yield_("b")
+        await rig.acquire("a")
+        swap = await rig.plan("b", into="a")
+        await rig.order(rig.command(swap, "prepare", "b", into="a"))
+        await rig.step("prepare", "commit")
+        faults = Path(device.path) / FAULTS_FILE
+        faults.write_text("checkpoint:hang=2")
+        command = rig.command(swap, "commit", "b", into="a")
+        await rig.send(command)
+        await until(lambda: device.used_bytes() >= 2 * SIZE, "both are on the device")
+        assert arenas_of(b.pid)[0].state == "locked"
+        assert (await rig.outcome(command))["step"] == "done"
+        faults.unlink()
+        assert device.used_bytes() == SIZE
+        assert _tell(a) == "same"
+        await rig.promote(swap)
+        await rig.yield_("a")
+        await rig.acquire("b")
+        swap = await rig.plan("a", into="b")
+        await rig.order(rig.command(swap, "prepare", "a", into="b"))
+        await rig.step("prepare", "commit")
+        assert (await rig.order(rig.command(swap, "commit", "a", into="b")))["step"] == "done"
+        assert _tell(b) == "same"
