@@ -115,6 +115,8 @@ class StandIn:
         self.log.append({"method": method, "path": parts.path, "query": parts.query, "body": raw.decode()})
         if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
             return Reply(401, b"who are you")
+        if self.fault(f"die {parts.path}"):
+            die(f"{parts.path} was asked")
         if self.fault(f"502 {parts.path}"):
             return Reply(502, b"bad gateway")
         if self.fault(f"400 {parts.path}"):

@@ -117,6 +117,18 @@ async def test_a_server_that_ends_in_the_middle_counts_as_out(lab: Lab) -> None:
     assert await lab.state(job) is Residency.RESIDENT
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/sleep", "/health"])
+async def test_a_server_that_ends_while_it_is_asked_counts_as_out(lab: Lab, path: str) -> None:
+    """F02: its process ends in the middle of a request. Nobody tries on until the deadline; the other one sleeps."""
+    dead, alive = lab.start(faults=(f"die {path}",)), lab.start(seed=2)
+    job = lab.job(dead, alive)
+    await lab.out(job)
+    assert dead.process.wait(20) == 131
+    assert await lab.state(job) is Residency.SUSPENDED
+    await lab.back(job)
+    assert await lab.state(job) is Residency.RESIDENT
+
+
 async def test_several_servers_sleep_together_or_none(lab: Lab) -> None:
     """One of two refuses: the other is woken again, with its weights; later both sleep."""
     good, bad = lab.start(), lab.start(seed=2, faults=("400 /sleep=1",))

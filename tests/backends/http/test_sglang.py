@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.backends.http.conftest import ALL, DISCARD, FLAGS, KV_CACHE, WEIGHTS, Lab
+from tests.backends.http.conftest import ALL, DISCARD, KV_CACHE, WEIGHTS, Lab
 from tests.support.jobs import wait_until
+from timeslice.arena.process import start_time_of
 from timeslice.backends.base import Context, Selection
 from timeslice.backends.http import HttpBackend
 from timeslice.errors import BackendError, FaultKind
@@ -137,17 +139,16 @@ async def test_where_nothing_can_be_measured_a_lost_answer_stays_unknown(lab: La
 
 
 async def test_a_new_server_with_the_old_address_is_awake(lab: Lab) -> None:
-    """What was released in an earlier run says nothing of this one: a resume of it would end the server."""
+    """What was released in an earlier run says nothing of this one: a resume of it would end the server. Also where
+    one process stands in for both, and lives on."""
     server = lab.start("sglang")
-    job = lab.job(server, dialect="sglang")
+    me = {"pid": os.getpid(), "start": start_time_of(os.getpid()), "channel": "g/me"}
+    job = lab.job(server, dialect="sglang", **me)
     await lab.out(job)
-    port = server.url.rpartition(":")[2]
+    assert await lab.state(job) is Residency.SUSPENDED
     server.end()
-    assert await lab.state(job) is Residency.ABSENT
-    again = lab.start("sglang", "--port", port, flags=FLAGS["sglang"])
+    again = lab.start("sglang", "--port", server.url.rpartition(":")[2])
     assert again.url == server.url
-    # Also where another process stands in for it, which lives on.
-    job = lab.job(again, dialect="sglang")
     assert await lab.state(job) is Residency.RESIDENT
     await lab.back(job)
     assert again.calls(RESUME) == []
