@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency
 
 HALF = SIZE // 2
+LOOK = "cuda-checkpoint --get-state --pid"  # the stand-in's
 
 
 @pytest.fixture
@@ -219,3 +221,22 @@ def test_stages_that_make_no_sense_are_refused_at_the_start(
     with pytest.raises(BackendError, match=why) as caught:
         get_backend("composite", context)
     assert caught.value.kind is FaultKind.UNSUPPORTED
+
+
+async def test_hooks_go_around_a_checkpoint_of_stand_in_gpus(make_rig: MakeRig, tmp_path: Path) -> None:
+    """C14: quiesce+cuda. Both ranks run while the first hook does, and again before the second one; all comes back."""
+    rig = make_rig("cuda by tool")
+    said, script = tmp_path / "said", tmp_path / "hook.sh"
+    script.write_text(f'for pid in $TIMESLICE_PIDS; do echo $TIMESLICE_STAGE "$({LOOK} $pid)" >> {said}; done\n')
+    line = f"/bin/sh {script}"
+    hooks = {"quiesce.before": line, "quiesce.after": line, "quiesce.state": str(tmp_path / "quiesced")}
+    options = {"stages": "quiesce+cuda", "cuda.state": rig.context.options["state"], **hooks}
+    rig.backend = get_backend("composite", replace(rig.context, options=options))
+    workers = [rig.start(nbytes=4 * MIB, seed=seed) for seed in (1, 2)]
+    job = rig.job(*workers)
+    await rig.out(job)
+    assert (await rig.backend.probe(job)).state is Residency.SUSPENDED
+    assert rig.used_bytes() == 0
+    await rig.back(job)
+    assert said.read_text().splitlines() == ["before running"] * 2 + ["after running"] * 2
+    assert all(worker.content_is_intact() for worker in workers)
