@@ -40,6 +40,18 @@ async def test_a_process_with_nothing_on_the_device_is_left_alone(cuda: CudaRig)
     assert cuda.states() == ["running", "running"]
 
 
+async def test_a_context_that_takes_memory_moves_like_any_state(cuda: CudaRig) -> None:
+    """On a GPU each context takes some: left behind, it would be missing for the next job."""
+    cuda.node.set("context-bytes", MIB)
+    worker = cuda.start(0)
+    worker.call("context")
+    job = cuda.job(worker)
+    assert (await cuda.out(job)).freed_bytes == MIB
+    assert cuda.node.used() == 0
+    await cuda.back(job)
+    assert cuda.node.used(FIRST) == MIB
+
+
 async def test_memory_without_figures_moves_all_the_same(cuda: CudaRig) -> None:
     """G14: where the driver tells no bytes of any process ("no value"), those that it lists are the job's state."""
     worker = cuda.start()

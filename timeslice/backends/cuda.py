@@ -29,6 +29,7 @@ from timeslice.backends.cuda_memory import (
     Placement,
     footprint,
     listing,
+    number_of,
     shortage,
     status,
     strangers,
@@ -160,8 +161,10 @@ class CudaBackend(CheckpointBackend):
         if not targets:
             return
         devices, lefts = await self.memory(), [self._marks.get(target) for target in targets]
-        why = shortage(devices, [left.devices for left in lefts if left])
-        if not why and None in lefts and (others := strangers(devices, {target.pid for target in job.targets})):
+        listed = {pid for device in devices for pid, _ in device.holders}
+        why = shortage(devices, [left.devices for left in lefts if left], {number_of(each, listed) for each in targets})
+        family = {number_of(target, listed) for target in job.targets}
+        if not why and None in lefts and (others := strangers(devices, family)):
             why = f"how much it needs is not known any more, and the devices are not free: {others}"
         if why:
             raise fault(FaultKind.TRANSIENT, job, f"not restored, its saved copy is intact: {why}")

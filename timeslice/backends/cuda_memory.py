@@ -72,12 +72,13 @@ def _is_less(now: int | None, before: int | None) -> bool:
     return now is not None and before is not None and now < before * _SAME
 
 
-def shortage(devices: Sequence[DeviceMemory], footprints: Collection[Footprint]) -> str:
-    """Why these do not fit onto the devices, and who has the memory; empty when they do."""
+def shortage(devices: Sequence[DeviceMemory], footprints: Collection[Footprint], own: Collection[int]) -> str:
+    """Why these do not fit onto the devices, and who has the memory; empty when they do. What their ``own`` processes
+    still have there, though they are out, is no obstacle."""
     found = []
     for device in devices:
         need = sum(each.get(device.device) or 0 for each in footprints)
-        if need > device.free_bytes:
+        if need > device.free_bytes + sum(size for pid, size in device.holders if pid in own):
             holders = "".join(f"; process {pid} holds {size}" for pid, size in device.holders)
             found.append(f"device {device.device}: {need} bytes needed, {device.free_bytes} free{holders}")
     return "; ".join(found)

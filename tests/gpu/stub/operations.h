@@ -293,7 +293,8 @@ static inline int stub_restore(int pid, const char *map) {
     if (!code && stub_is_set("poisoned")) code = OUT_OF_MEMORY;
     if (!code && stub_strikes("restore-fails")) code = UNKNOWN;
     if (code) return stub_close(lock, code);
-    proc.kepts = 0;
+    proc.kepts = 0; /* what it kept is its own to use again */
+    stub_save(&proc);
     if ((code = stub_land(&proc, map))) {
         stub_set_fault("poisoned", "1");
         return stub_close(lock, code);
