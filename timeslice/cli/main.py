@@ -28,6 +28,7 @@ COMMANDS = {
     "jobs": ("timeslice.cli.jobs", "List the jobs, what they hold and wait for, and where their device state is."),
     "ready": ("timeslice.cli.ready", "Say whether JOB may be sent requests: it holds, and its state is on the device."),
     "hold": ("timeslice.cli.hold", "Run COMMAND while holding GROUP, or several groups at once."),
+    "observe": ("timeslice.cli.observe", "Watch a running program, and say when it uses the device."),
     "yield": ("timeslice.cli.operator", "Give GROUP up for JOB, which holds it."),
     "cancel": ("timeslice.cli.operator", "Take a waiting request out of the queue of GROUP."),
     "pause": ("timeslice.cli.operator", "Stop granting GROUP."),
