@@ -219,19 +219,16 @@ class _JobMoved(Event):
     node: Text
     job: Text
     bytes: Amount = 0
+    saved: Amount = 0  # not copied, since host memory had a valid copy already
     swap: Amount = 0
 
 
 class JobSuspended(_JobMoved):
     """A job's device state, or the part of it that was to leave, is in host memory."""
 
-    saved: Amount = 0  # bytes that were not copied, since host memory had a valid copy already
-
 
 class JobRestored(_JobMoved):
     """A job's device state is on the device."""
-
-    saved: Amount = 0
 
 
 class JobGone(_JobMoved):

@@ -28,6 +28,7 @@ def _name(kind: str) -> AfterValidator:
 
 GroupName = Annotated[str, Field(max_length=MAX_LENGTH), _name("group")]
 JobName = Annotated[str, Field(max_length=MAX_LENGTH), _name("job")]
+TagName = Annotated[str, Field(max_length=MAX_LENGTH), _name("tag")]
 NodeName = Annotated[str, Field(max_length=MAX_LENGTH), _name("node")]
 
 
@@ -158,7 +159,14 @@ class GroupConfig(Wire):
     on_stuck: Literal["block", "kill"] = "block"  # a job that must leave, and that nothing can move
     # What leaves of a job whose hold and whose workload say nothing: as in ``Leave``.
     mode: Mode | Literal[""] = ""
-    tags: Annotated[tuple[Word, ...], BeforeValidator(_listed)] = Field(default=(), max_length=64)
+    tags: Annotated[tuple[TagName, ...], BeforeValidator(_listed)] = Field(default=(), max_length=64)
+
+    def stored(self) -> dict[str, str]:
+        """As the fields of its hash."""
+        return {
+            name: ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in self.model_dump().items()
+        }
 
 
 def brief(error: ValidationError) -> str:

@@ -75,6 +75,14 @@ def test_a_weight_sync_is_due_after_all_or_the_weights_were_dropped(asked: Selec
     assert selection.loses_weights(asked) is lost
 
 
+def test_all_of_it_is_kept_where_only_a_part_was_to_go_or_the_backend_can_not_drop() -> None:
+    """By force a backend works from outside, which may know no parts and no other mode."""
+    targets = [_target(Leave())]
+    assert selection.whole(targets, Selection(mode="discard", tags=("kv_cache",)), BOTH) == Selection()
+    assert selection.whole(targets, Selection(mode="discard"), ("offload",)) == Selection()
+    assert selection.whole(targets, Selection(mode="discard"), BOTH) == Selection(mode="discard")
+
+
 async def _load(rig: Rig, job: str, leave: Leave, *, modes: tuple[str, ...] = BOTH, **parts: int) -> None:
     process = rig.spawn(job=job)
     told = {"modes": modes, "tags": tuple(parts), "slots": ("a",), "leave": leave}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ import timeslice
 from tests.client.faces import Face
 from tests.client.test_hold import got
 from tests.client.world import World
+from tests.support.jobs import wait_until
 from timeslice import Leave
 from timeslice.client.identity import LEAVE_VARIABLE, leaves_written, overlaid
 from timeslice.errors import InvalidNameError, UsageError
-from timeslice.models import Target
+from timeslice.models import Mode, Target
+
+BOTH: tuple[Mode, ...] = ("offload", "discard")
 
 
 def _leave(world: World, job: str) -> Leave:
@@ -91,6 +95,32 @@ def test_a_hold_goes_before_what_the_workload_registered(face: Face, world: Worl
         assert _leave(world, "m") == default
     finally:
         workload.close()
+
+
+def test_servers_beside_a_holder_leave_as_its_hold_says(face: Face, world: World) -> None:
+    """The holder talks for the servers whose state it uses, whether they have a process here or it stands in for them;
+    and what they repeat is not the older word."""
+    world.serve("g")
+    shown = {"TIMESLICE_JOB": "o", "TIMESLICE_GROUPS": "g"}
+    engine = subprocess.Popen(["sleep", "600"], env={**os.environ, **shown})
+    servers = [
+        timeslice.register_server("g", "http://127.0.0.1:1", dialect="vllm", job="o", modes=BOTH, pid=engine.pid),
+        timeslice.register_server("g", "http://127.0.0.1:2", dialect="vllm", job="o", modes=BOTH),
+    ]
+    try:
+        asked = Leave(mode="discard", tags=("kv_cache",))
+        got(face.hold(face.client(job="o"), "g", body=_ignore, mode="discard", tags=("kv_cache",)))
+        for pid in (os.getpid(), engine.pid):
+            record = Target.model_validate_json(world.view().targets[f"o/n1/{pid}"])
+            assert (record.leave, len(record.endpoints)) == (asked, 1)
+        before = dict(world.view().targets)
+        world.redis.delete(world.group().targets)
+        wait_until(lambda: world.view().targets == before, "the servers are registered again")
+    finally:
+        for server in servers:
+            server.close()
+        engine.kill()
+        engine.wait()
 
 
 def test_a_process_inside_of_a_hold_inherits_its_word(

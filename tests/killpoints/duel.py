@@ -44,7 +44,7 @@ class Duel:
         self._read: dict[Path, tuple[int, list[Line]]] = {}
         self._faults = 0
         self._lock_group = ""
-        settings = {field: str(value) for field, value in CONFIG.model_dump().items()}
+        settings = CONFIG.stored()
         for name, mode in ((GROUP, "served"), (LOCK_GROUP, "lock")):
             self._driver.run(scripts.configure(Keys().group(name), settings, mode=mode))
         self._driver.client.sadd(Keys().groups, GROUP, LOCK_GROUP)

@@ -30,8 +30,10 @@ def resolve(targets: Sequence[Target], config: GroupConfig, modes: Collection[st
 
 
 def whole(targets: Sequence[Target], asked: Selection | None, modes: Collection[str]) -> Selection:
-    """Everything instead of a part, and then kept if that can be: only of the part it was said that it may go."""
-    return asked if asked and not is_part(asked) else Selection(mode=_kept_mode(targets, modes))
+    """Everything instead of a part, and then kept if that can be: only of the part it was said that it may go. Also
+    where the backend can't do what was asked for, as one that works from outside."""
+    fits = asked is not None and not is_part(asked) and asked.mode in modes
+    return asked if asked and fits else Selection(mode=_kept_mode(targets, modes))
 
 
 def refusal(targets: Sequence[Target], selection: Selection) -> str:

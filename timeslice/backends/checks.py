@@ -44,5 +44,5 @@ def check_selection(capabilities: Capabilities, job: Job, selection: Selection) 
     """Refuse what a backend that moves whole processes can't do, before anything is touched."""
     if selection.mode not in capabilities.modes:
         raise fault(FaultKind.UNSUPPORTED, job, f"mode {selection.mode} is not possible here; use offload")
-    if selection.tags:
-        raise fault(FaultKind.UNSUPPORTED, job, "this backend moves all of a process; leave the tags out")
+    if selection.tags or selection.slot:
+        raise fault(FaultKind.UNSUPPORTED, job, "this backend moves all of a process; leave tags and slot out")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from timeslice.client import context
-from timeslice.client.identity import ask_to_leave, new_waiter_id, process_start, registration, told_to_leave
+from timeslice.client.identity import ask_to_leave, new_waiter_id, process_start, registrations, told_to_leave
 from timeslice.client.lease import BaseLease
 from timeslice.client.renewal import Renewer, renewer_for
 from timeslice.client.steps import Steps
@@ -160,7 +160,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
             if grant.mode == "served" and self.registers:
                 self.renewer.remember(keys, request.job, self.host, self.floors)
                 if ask_to_leave(self.url, keys, request.job, terms.leave) or not grant.registered:
-                    yield self._register(keys, request.job)
+                    yield from self._register(keys, request.job)
                     told_to_leave(self.url, keys, request.job, terms.leave)
             return lease  # type: ignore[return-value]
         except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GangEndedError, GroupModeError):
@@ -221,7 +221,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                     )
                 )
             except _Unregistered:
-                yield self._register(keys, request.job)
+                yield from self._register(keys, request.job)
                 registered_at = time.monotonic()
             except _Unserved:
                 checked = True
@@ -241,8 +241,9 @@ class BaseClient(Generic[LeaseT, DriverT]):
             if lease.stands_beside(self.url, keys)
         ]
 
-    def _register(self, keys: GroupKeys, job: str) -> Any:
-        return self.driver.run(registration(keys, job, self.host, self.floors.get(keys.name, 0)))
+    def _register(self, keys: GroupKeys, job: str) -> Steps[None]:
+        for call in registrations(keys, job, self.host, self.floors.get(keys.name, 0)):
+            yield self.driver.run(call)
 
     def _check_known(self, group: str) -> Steps[None]:
         """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""

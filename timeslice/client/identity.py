@@ -24,6 +24,9 @@ log = logging.getLogger("timeslice")
 # a client which registers the process again does not wipe out the channel.
 declared: dict[tuple[str, str], Target] = {}
 
+# Other processes whose state this one holds for, such as servers: by (pid of this one, group, job), and their own.
+beside: dict[tuple[int, str, str], dict[int, Target]] = {}
+
 LEAVE_VARIABLE = "TIMESLICE_LEAVE"  # JSON: by group, what the hold around this process said
 _NOTHING = Leave()
 _LEAVES = TypeAdapter(dict[GroupName, Leave])
@@ -90,20 +93,26 @@ def this_target(group: str, job: str, host: str) -> Target:
     its newest hold said, else the hold that it was started in."""
     pid = os.getpid()
     show_membership(group, job)
-    around = _inherited(os.environ.get(LEAVE_VARIABLE, "")).get(group, _NOTHING)
-    asked = overlaid(around, _asked.get((pid, group, job), _NOTHING))
     known = declared.get((group, job))
-    if known and (known.pid, known.host) == (pid, host):
-        return known if asked == _NOTHING else known.model_copy(update={"leave": overlaid(known.leave, asked)})
-    return Target(
-        job=job,
-        host=host,
-        pid=pid,
-        start=process_start(pid),
-        uid=os.getuid(),
-        pid_namespace=_pid_namespace(),
-        leave=asked,
-    )
+    if not known or (known.pid, known.host) != (pid, host):
+        known = Target(
+            job=job, host=host, pid=pid, start=process_start(pid), uid=os.getuid(), pid_namespace=_pid_namespace()
+        )
+    return as_asked(group, known)
+
+
+def as_asked(group: str, target: Target) -> Target:
+    """A process whose state is this one's to hold for, with what holds have said of it."""
+    around = _inherited(os.environ.get(LEAVE_VARIABLE, "")).get(group, _NOTHING)
+    asked = overlaid(around, _asked.get((os.getpid(), group, target.job), _NOTHING))
+    return target if asked == _NOTHING else target.model_copy(update={"leave": overlaid(target.leave, asked)})
+
+
+def registrations(keys: GroupKeys, job: str, host: str, floor: int) -> list[Call[bool]]:
+    """The calls that make this process known to its node's agent, and those beside it."""
+    others = list(beside.get((os.getpid(), keys.name, job), {}).values())
+    targets = [this_target(keys.name, job, host), *(as_asked(keys.name, other) for other in others)]
+    return [registration(keys, job, target.host, floor, target) for target in targets]
 
 
 def overlaid(default: Leave, asked: Leave) -> Leave:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from timeslice.client.identity import declared, process_id, process_start, this_target
+from timeslice.client.identity import as_asked, beside, declared, process_id, process_start, this_target
 from timeslice.errors import RedisUnreachableError, TimeSliceError, UsageError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
@@ -100,6 +100,8 @@ class Server:
         self._driver = SyncDriver(find_url(url))
         if target.channel:
             declared[group, target.job] = target
+        else:
+            beside.setdefault((os.getpid(), group, target.job), {})[target.pid] = target
         try:
             self._register(target, 1.0)
         except RedisUnreachableError as error:
@@ -115,6 +117,8 @@ class Server:
         self._thread.join(REFRESH_S)
         if self.target.channel:
             declared.pop((self.group, self.job), None)
+        else:
+            beside.get((self._pid, self.group, self.job), {}).pop(self.target.pid, None)
         # A stand-in that lets its channel go and keeps the backend's name says good-bye, and its agent believes it.
         backend = BACKEND if self.target.channel else ""
         bare = self.target.model_copy(update={"backend": backend, "channel": "", "endpoints": (), "dialect": ""})
@@ -128,17 +132,15 @@ class Server:
         lost = False
         while not self._closed.wait(REFRESH_S):
             try:
-                self._register(self._as_declared(), REFRESH_S)
+                told = None
+                while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
+                    told = now
+                    self._register(told, REFRESH_S)
                 lost = False
             except Exception as error:
                 if not lost:
                     log.warning("group %s: the servers of job %s register later: %s", self.group, self.job, error)
                 lost = True
-
-    def _as_declared(self) -> Target:
-        """What a hold of this process said meanwhile of how the state leaves stays."""
-        known = declared.get((self.group, self.job)) if self.target.channel else None
-        return known or self.target
 
     def _register(self, target: Target, deadline_s: float) -> None:
         call = scripts.register(self._keys, target.job, target.host, target.pid, target.model_dump_json())

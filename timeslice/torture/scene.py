@@ -104,7 +104,7 @@ class Scene:
     def _configure(self) -> None:
         """The groups' modes and deadlines, before anybody uses them."""
         driver, keys = SyncDriver(self.url), Keys()
-        settings = {name: str(value) for name, value in CONFIG.model_dump().items()}
+        settings = CONFIG.stored()
         for group in GROUPS:
             mode = "lock" if group == LOCK_GROUP else "served"
             driver.run(scripts.configure(keys.group(group), settings, mode=mode))
