@@ -105,10 +105,12 @@ def _sent_by_terminal(number: int) -> bool:
 Examples:
   timeslice hold trainers --job run-a -- python train.py
   timeslice hold trainers samplers --job run-a --timeout 600 -- ./sync-weights
+  timeslice hold samplers --mode discard --tag kv_cache -- python sample.py
   timeslice hold licences --lock-only -- make
 \b
 COMMAND finds TIMESLICE_JOB, TIMESLICE_GROUPS (GROUP,...), TIMESLICE_FENCING_TOKENS (GROUP=TOKEN,...)
-and, with one group, TIMESLICE_FENCING_TOKEN in its environment. The exit code is COMMAND's own,
+and, with one group, TIMESLICE_FENCING_TOKEN in its environment; with --mode, --tag or --slot also
+TIMESLICE_LEAVE, which its workloads follow. The exit code is COMMAND's own,
 128 + N if signal N ended it, 126 if it is not executable, 127 if it was not found,
 4 if the groups were not granted in time.""",
 )
