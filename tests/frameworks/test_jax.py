@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -25,6 +28,7 @@ from timeslice.integrations.jax import Cell, Pytrees, Trees, register_pytree
 from timeslice.models import Residency
 from timeslice.up import LocalStack, private_environment
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "jax_ppo.py"
 KIB = 1024
 
 # A job with a sharded tree, and without one. Each line of input lets it go on.
@@ -361,3 +365,20 @@ def test_a_function_needs_its_counterpart() -> None:
     """Said at registration."""
     with pytest.raises(UsageError, match="give both"):
         register_pytree("g", lambda: None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_jobs_learn_together_what_they_learn_alone(tmp_path: Path) -> None:
+    """G32: the shipped example, with evaluation and saving inside of holds: rewards and weights are those of the
+    solo runs to the bit, and no two jobs compute at the same time."""
+    report = tmp_path / "jax.json"
+    command = [sys.executable, str(EXAMPLE), "--steps", "4", "--verifier", "0.2", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    assert (found["results_equal"], found["overlaps"], found["jobs"]) == (True, 0, 2)
+    assert found["swaps"] >= 4
+    assert found["bytes_moved"] > 10 << 20
+    assert {len(run["evals"]) for run in found["runs"].values()} == {1}
+    assert len({run["weights"] for run in found["runs"].values()}) == 2
