@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -142,7 +143,9 @@ def make_node(
     needs_tool: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[MakeNode]:
-    """A node with stand-ins for GPUs of these sizes, which this process and those that it starts see."""
+    """A node with stand-ins for GPUs of these sizes, which this process and those that it starts see. Whoever runs the
+    tests counts as root there."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     with ExitStack() as stack:
 
         def make(sizes: tuple[int, ...]) -> Node:

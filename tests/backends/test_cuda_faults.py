@@ -169,6 +169,20 @@ async def test_a_restore_to_the_wrong_device_is_a_fault_and_undone(cuda: CudaRig
     assert worker.call("digest") == digest
 
 
+async def test_an_undo_by_toggle_touches_only_who_came_back(cuda: CudaRig) -> None:
+    """Driver 550 knows no lock: a process that ran all along would be toggled out by it."""
+    cuda.node.set("driver", 550)
+    bystander, worker = cuda.start(0), cuda.start()
+    bystander.call("context")
+    job = cuda.job(bystander, worker)
+    await cuda.out(job)
+    assert cuda.states() == ["running", "checkpointed"]
+    cuda.node.set("restore-lands", SECOND)
+    with pytest.raises(BackendError, match=SECOND):
+        await cuda.backend.restore(job, ALL, deadline_s=DEADLINE_S)
+    assert cuda.states() == ["running", "checkpointed"]
+
+
 async def test_a_restore_that_fails_is_not_tried_twice_by_itself(cuda: CudaRig) -> None:
     """The copy is intact; the next restore brings it back."""
     worker = cuda.start()

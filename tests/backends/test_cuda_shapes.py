@@ -10,7 +10,7 @@ import pytest
 from tests.backends.conftest import ALL, DEADLINE_S, MIB
 from tests.backends.cuda_rig import FIRST, SECOND, SIZE, THIRD, CudaRig, cuda
 from timeslice.arena.process import start_time_of
-from timeslice.backends.cuda_memory import number_of
+from timeslice.backends.cuda_memory import Placement, number_of
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency, Target
 
@@ -171,6 +171,17 @@ def test_numbers_of_the_driver_are_ours_or_the_containers(tmp_path: Path) -> Non
     assert number_of(target, {7}, tmp_path) == 7
     (tmp_path / "7").mkdir()
     assert number_of(target, {7}, tmp_path) == 70
+
+
+def test_what_came_back_is_compared_device_by_device() -> None:
+    """A part on another device is as wrong as all of it; a little less is not, nor is what nobody can tell."""
+    before = {FIRST: 100, SECOND: 100}
+    assert Placement.compare(7, before, {FIRST: 100, SECOND: 95}).missing == ()
+    assert Placement.compare(7, before, {FIRST: None, SECOND: None}).missing == ()
+    assert Placement.compare(7, {FIRST: None}, {FIRST: 3}).missing == ()
+    found = Placement.compare(7, before, {FIRST: 60, SECOND: 140})
+    assert str(found) == f"process 7 has 60 of 100 bytes on {FIRST}, but 140 bytes on {SECOND}"
+    assert Placement.compare(7, before, {SECOND: 100}).elsewhere == ()
 
 
 def test_an_unknown_driver_is_refused(cuda: CudaRig) -> None:
