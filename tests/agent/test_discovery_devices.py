@@ -19,6 +19,8 @@ from tests.gpu.node import GIB, Node, uuid
 from timeslice.agent.discovery import nvml
 from timeslice.agent.discovery.environment import Sighting
 from timeslice.agent.proof import Shown
+from timeslice.locks import scripts
+from timeslice.locks.scripts import Observed
 
 __all__ = ["gpu_node"]
 
@@ -102,6 +104,19 @@ async def test_each_group_looks_at_its_own_devices(
     gpu_node.write(first, "state running", f"alloc {uuid(0)} {MIB}")
     gpu_node.write(second, "state running", f"alloc MIG-b {MIB}")
     await until(lambda: (watched(rig), watched(rig, "h")) == ({first: "a"}, {second: "a"}), "each is in one group")
+
+
+async def test_a_suspended_job_of_which_nothing_is_remembered_is_found(
+    rig: Rig, start_agent: StartAgent, start_job: StartJob
+) -> None:
+    """G14: suspended processes vanish from the driver's list. An agent that has lost its folder takes all that show the
+    job and the group, for the group says that the job is suspended here; of other jobs it takes nobody."""
+    pulse = await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 60_000))
+    lost = [Observed("a", "suspended", host_bytes=MIB, backend="cuda")]
+    await rig.driver.run(scripts.report(rig.group, rig.node, pulse.counter, lost, whole=True))
+    worker, _ = start_job(), start_job("b")
+    start_agent({"g": ["0"]})
+    await until(lambda: watched(rig) == {worker: "a"}, "it is found")
 
 
 async def test_a_library_that_fails_finds_nobody_and_stops_nothing(

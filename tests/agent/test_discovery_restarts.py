@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.rig import Rig, until
-from tests.agent.workers import SIZE, Starts, agent_on, devices_end, emulated, found, starts, watched
+from tests.agent.workers import SIZE, Starts, agent_on, devices_end, emulated, found, starts, stored, watched
 from timeslice.arena.survey import arenas_of
 from timeslice.backends.registry import get_backend
 
@@ -77,17 +77,19 @@ async def test_one_that_ended_while_no_agent_ran_is_gone(rig: Rig, starts: Start
 
 
 async def test_what_a_process_says_of_itself_comes_first(rig: Rig, starts: Starts, clean_environment: Path) -> None:
-    """Started as job a's, it registers for job b, which it shows as well: it is b's from then on."""
+    """Started as job a's and found as that, it registers for job b, which it shows as well: it is b's alone."""
     async with agent_on(rig, clean_environment, "g"):
         worker = starts(JOB="a", GROUPS="g")
         worker.do("load")
         await found(rig, worker.pid)
-        named = starts(JOB="c", GROUPS="g", SHOWS="g/b")
-        named.do("load")
-        await rig.register(rig.target("b", named.pid))
-        await rig.register(rig.target("a", worker.pid, channel="x"))
-        await found(rig, named.pid, job="b")
-        await until(lambda: watched(rig) == {worker.pid: "a", named.pid: "b"}, "each is in one job")
+        worker.do("show g/b")
+        await rig.register(rig.target("b", worker.pid))
+        await until(lambda: [each["job"] for each in stored(rig)] == ["b"], "it is job b's")
+
+        async def told() -> bool:
+            return await rig.member_state("b") == "resident" and await rig.member("a") is None
+
+        await until(told, "the group knows it as job b's")
 
 
 async def test_where_only_workloads_move_their_state_nobody_is_looked_for(

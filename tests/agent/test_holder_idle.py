@@ -123,6 +123,17 @@ async def test_a_worker_that_never_registered_counts(rig: Rig, starts: Starts, c
         assert await _complaints(rig) == []
 
 
+async def test_state_on_another_node_counts(rig: Rig, starts: Starts, clean_environment: Path) -> None:
+    """The driver is on this node and its workers are on that one, whose agent tells of them."""
+    async with _agent(rig, clean_environment):
+        pulse = await rig.driver.run(scripts.heartbeat(rig.group, "n2", 60_000))
+        there = [scripts.Observed("a", "resident", device_bytes=5, backend="cuda")]
+        await rig.driver.run(scripts.report(rig.group, "n2", pulse.counter, there, whole=True))
+        await _holds(rig, "a", starts(JOB="a", GROUPS="g").pid)
+        await _overdue(rig)
+        assert await _complaints(rig) == []
+
+
 async def _overdue(rig: Rig) -> None:
     """The hold is older than what is allowed, by the server's clock, and the agent has told of itself since."""
     start = (await rig.view()).now_ms

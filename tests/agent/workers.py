@@ -20,8 +20,9 @@ from timeslice.backends.registry import get_backend
 SIZE = 4 << 20
 DEVICE = 10 << 20  # room for two of them
 
-# Each line of input is a word: open (an arena with nothing in it), load, child (start a process, which loads), fork
-# (it loads), exec (go on as another program, in an empty environment). Answers with the number of who did it.
+# Each line of input is a word: open (an arena with nothing in it), load, child (start a process, which loads), fork (it
+# loads), show GROUP/JOB (as a client does before it registers), exec (go on as another program, in an empty
+# environment). Answers with the number of who did it.
 CODE = f"""
 import os, subprocess, sys, time
 if os.environ.get("LATE_JOB"):
@@ -57,6 +58,9 @@ for word in map(str.strip, sys.stdin):
             os.write(writing, b"x")
             time.sleep(600)
         os.read(reading, 1)
+    elif word.startswith("show "):
+        from timeslice.client.identity import show_membership
+        show_membership(*word.removeprefix("show ").split("/"))
     elif word == "exec":
         print(told, flush=True)
         os.execve("/bin/sleep", ["sleep", "600"], {{}})
@@ -138,11 +142,16 @@ async def agent_on(rig: Rig, folder: Path, *groups: str, **more: Any) -> AsyncIt
             yield
 
 
-def watched(rig: Rig, group: str = "g") -> dict[int, str]:
-    """Number and job of all that the agent watches, as it has written down."""
+def stored(rig: Rig, group: str = "g") -> list[dict[str, Any]]:
+    """All that the agent watches, as it has written down."""
     path = rig.folder / "state" / "groups" / group / "targets.json"
-    stored = json.loads(path.read_text()) if path.exists() else []
-    return {each["pid"]: each["job"] for each in stored}
+    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return found
+
+
+def watched(rig: Rig, group: str = "g") -> dict[int, str]:
+    """Number and job of each."""
+    return {each["pid"]: each["job"] for each in stored(rig, group)}
 
 
 async def found(rig: Rig, pid: int, group: str = "g", job: str = "a") -> None:
