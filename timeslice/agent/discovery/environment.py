@@ -14,6 +14,7 @@ from timeslice.names import is_name
 
 FRESH_S = 1.0  # what was seen so long ago is good enough between swaps
 BUDGET_S = 1.0  # for looking into new processes; those that are left wait for the next look
+FIRST_BUDGET_S = 30.0  # an agent that starts tells the group who is here, so nobody may be left out
 
 Process = tuple[int, int]  # number and start time
 
@@ -102,7 +103,7 @@ class Scanner:
     def _scan(self) -> Snapshot:
         lines = procfs.everybody()
         known = {(pid, line): self._known[pid, line] for pid, line in lines.items() if (pid, line) in self._known}
-        until = time.monotonic() + BUDGET_S
+        until = time.monotonic() + (BUDGET_S if self._known else FIRST_BUDGET_S)
         for pid, line in lines.items():
             if (pid, line) not in known and time.monotonic() < until:
                 known[pid, line] = _sighting(pid, line.start)
