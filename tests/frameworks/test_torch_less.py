@@ -97,6 +97,53 @@ def test_a_change_is_seen_however_it_was_made(model: Any, write: Callable[[Any],
     assert round_trip(state).saved > model.embedding.weight.nbytes
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [([1], [256]), ([0, 0, 0, 9], [0, 9, 0, 0]), ([3, 0, 0, 0], [0, 0, 1, 0])]
+)
+def test_a_change_of_few_bits_is_seen(before: list[int], after: list[int]) -> None:
+    """G21: counters and masks, whose values are small, and differ little from one place to another."""
+    model = nn.Module()
+    model.register_buffer("seen", torch.tensor(before, dtype=torch.int32))
+    state = state_of(model, static=frozen)
+    round_trip(state)
+    assert round_trip(state).saved == 4 * len(before)
+    model.seen.data.copy_(torch.tensor(after))
+    assert round_trip(state).saved == 0
+    assert model.seen.tolist() == after
+
+
+def _one_hot(size: int, place: int, value: float, dtype: torch.dtype) -> Any:
+    made = torch.zeros(size, dtype=dtype)
+    made[place] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        *((dtype, value) for dtype in (torch.float64, torch.float32, torch.bfloat16) for value in (1.0, 2.0, -0.0)),
+        (torch.float16, 1.0),
+        (torch.int64, -(2**63)),
+        (torch.int8, 1),
+        (torch.bool, True),
+    ],
+)
+def test_the_same_value_elsewhere_is_something_else(dtype: torch.dtype, value: float) -> None:
+    """G21: the fingerprint tells rows of an identity from one another, whatever bits a one has; also in the last few
+    bytes, and where one part of it looks like another part."""
+    rows = [_one_hot(1501, place, value, dtype) for place in range(1501)]
+    part = torch_host._WORDS["cpu"] * 8 // dtype.itemsize
+    rows += [_one_hot(3 * part, place * part + 5, value, dtype) for place in range(3)]
+    assert len({torch_host.fingerprint(row.untyped_storage()) for row in rows}) == len(rows)
+
+
+def test_small_numbers_are_all_different() -> None:
+    """G21: the fingerprint of one word, and of two, is never that of others."""
+    contents = [torch.tensor([number], dtype=torch.int32) for number in range(1000)]
+    contents += [torch.tensor([one, other]) for one in range(40) for other in range(40)]
+    assert len({torch_host.fingerprint(content.untyped_storage()) for content in contents}) == len(contents)
+
+
 @pytest.mark.parametrize("declared", ["by module", "by name"])
 def test_what_is_trained_is_copied_whatever_was_declared(model: Any, declared: str) -> None:
     """A fused optimizer raises no version. Its parameters go each time, though they were declared static, and though
@@ -166,6 +213,15 @@ def test_without_room_for_a_fingerprint_all_is_copied(model: Any, monkeypatch: p
         assert round_trip(state).saved == round_trip(state).saved == 0
     assert round_trip(state).saved == 0  # the copy before has none
     assert round_trip(state).saved > 0
+
+
+def test_copies_are_in_host_memory_whatever_device_is_the_default(model: Any) -> None:
+    """Where new tensors go is a setting of the caller's; nothing of it is lost on a device that keeps no content."""
+    state = state_of(model, static=frozen)
+    before = digest(model)
+    with torch.device("meta"):
+        round_trip(state)
+    assert digest(model) == before
 
 
 def test_host_memory_is_used_again(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
