@@ -1,13 +1,14 @@
 """A job that holds the group `g` and moves its own state, for the tests of stuck jobs.
 
-Run as ``python -m tests.agent.stuck_job JOB [hang]``; prints ``inside`` in its hold, and stays there for ever. With
-``hang`` it never comes back from the order to suspend.
+Run as ``python -m tests.agent.stuck_job JOB [hang [FILE]]``; prints ``inside`` in its hold, and stays there for ever.
+With ``hang`` it never comes back from the order to suspend, or not before FILE exists.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import timeslice
 from timeslice.models import Residency
@@ -18,9 +19,10 @@ LEASE_S = 2.0
 def main() -> None:
     job, *more = sys.argv[1:]
     out = [False]
+    until = Path(more[1]) if len(more) > 1 else None
 
     def suspend(*_: object) -> int:
-        while "hang" in more:
+        while "hang" in more and not (until and until.exists()):
             time.sleep(0.1)
         out[0] = True
         return 5

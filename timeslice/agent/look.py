@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 
 from timeslice import metrics
 from timeslice.agent import procfs
 from timeslice.agent.calling import Deadline
-from timeslice.agent.choice import CHANNEL
+from timeslice.agent.choice import CHANNEL, HTTP
 from timeslice.agent.group import OUT, Scope
 from timeslice.agent.presence import seen
 from timeslice.agent.state import Seen
@@ -24,6 +25,8 @@ from timeslice.models import Residency
 log = logging.getLogger("timeslice.agent")
 
 LOOK_S = 5.0
+ANSWER_S = 0.5  # for a workload that has not answered before: the heartbeat waits meanwhile
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # until it is asked again
 _LOWER = {Residency.ABSENT, Residency.GONE}
 
 
@@ -40,6 +43,7 @@ class Looker:
         self._scope = scope
         self._believed: dict[str, str] = {}  # job with processes here -> residency, when the server last knew it
         self._strays: set[str] = set()  # cut off, and at the last look nothing was known of them
+        self._silent: dict[str, tuple[float, float]] = {}  # job that gave no answer -> when to ask, pause after that
 
     async def look(self, view: GroupView, *, first: bool = False, whole: bool = False) -> list[Observed]:
         """What the group should be told: what it does not know, or with ``whole`` all.
@@ -57,7 +61,7 @@ class Looker:
             # One on its way out shows nothing any more, though the kernel may not have freed its memory yet.
             if any(procfs.exits(target) for target in scope.registry.alive(job)):
                 seen = None
-            return seen or self._remembered(view, job)
+            return seen or await self._heard(view, job) or self._remembered(view, job)
 
         back = {job for job, _ in scope.registry.cut_off} - adrift.keys()
         jobs = {*scope.registry.jobs(), *adrift}
@@ -151,6 +155,28 @@ class Looker:
             return None
         self._scope.registry.settle(job)
         return _Finding(found.seen(), measured=False)
+
+    async def _heard(self, view: GroupView, job: str) -> _Finding | None:
+        """Where a job is of which nothing is known, for its workload did not answer an order: once it answers."""
+        scope = self._scope
+        last = scope.presences.last.get(job) or _member(view, scope.node, job)
+        asks = any(target.channel and target.backend != HTTP for target in scope.registry.alive(job))
+        if not asks or last is None or last.state != Residency.FAULTED:
+            self._silent.pop(job, None)
+            return None
+        at, pause = self._silent.get(job, (0.0, _FIRST_PAUSE_S))
+        if time.monotonic() < at:
+            return None
+        try:
+            found = await scope.presences.find(job, Deadline(ANSWER_S))
+        except BackendError:  # said when it began
+            found = None
+        measured = bool(found and found.backend.capabilities().freed_share > 0)
+        if not found or found.probe.state is Residency.FAULTED or (found.probe.state in _LOWER and not measured):
+            self._silent[job] = time.monotonic() + pause, min(pause * 2, _LONGEST_PAUSE_S)
+            return None
+        log.info("group %s: the workload of job %s answers again: %s", scope.name, job, found.probe.state)
+        return _Finding(found.seen(), measured=measured)
 
     def _remembered(self, view: GroupView, job: str) -> _Finding | None:
         """What the last step made of a job, or what the group believed of it before it lost its data: the best there
