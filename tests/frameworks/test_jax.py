@@ -308,13 +308,14 @@ def test_without_host_memory_nothing_is_touched(monkeypatch: pytest.MonkeyPatch)
 def test_wide_numbers_come_back_wide() -> None:
     """64 bits are a setting of the thread that made them; the thread that restores has not got it."""
     with jax.enable_x64(True):
-        cell, trees = one({"plain": jnp.arange(3.0) / 3, "sharded": sharded(jnp.arange(4), "x")})
+        complex_ones = {"complex": jnp.arange(3) / 3j, "weak": jnp.asarray(1 / 3j)}
+        cell, trees = one({"plain": jnp.arange(3.0) / 3, "sharded": sharded(jnp.arange(4), "x"), **complex_ones})
         before = str(jax.tree.map(facts, cell.get()))
     trees.suspend("offload", ())
     thread = threading.Thread(target=trees.restore, args=((),))
     thread.start()
     thread.join()
-    assert cell.get()["plain"].dtype == np.float64
+    assert [cell.get()[name].dtype for name in ("plain", "complex", "weak")] == [np.float64, *[np.complex128] * 2]
     assert str(jax.tree.map(facts, cell.get())) == before
 
 

@@ -30,8 +30,8 @@ class Copy:
 
     def restored(self) -> Any:
         """The array again, on the device."""
-        # Whether there are 64 bits is a setting of each thread.
-        with jax.enable_x64(True) if self._dtype.itemsize == 8 else nullcontext():
+        # Whether there are 64 bits, of a complex number 2 * 64, is a setting of each thread.
+        with jax.enable_x64(True) if self._dtype.itemsize >= 8 else nullcontext():
             array = self._array()
             if self._weak:
                 array = self._weakened(array)
