@@ -237,6 +237,21 @@ def test_an_adapter_that_was_away_stays_away(model: Any) -> None:
     model(torch.arange(3))
 
 
+def test_an_adapter_that_was_made_later_leaves_with_the_base(model: Any) -> None:
+    """It is no slot that `use` knows, and stays on the device with the base; nothing of it stays behind."""
+    slots = LoraSlots("g", model)
+    slots.use("math")
+    model.add_adapter("later", LoraConfig(r=4, target_modules=["embedding", "middle"]))
+    there = size(model, "math") + size(model, "later")
+    assert slots.probe()[3]["lora"] == there
+    slots.suspend()
+    assert slots.probe()[:2] == (Residency.SUSPENDED, 0)
+    slots.restore()
+    assert slots.suspend(["lora"], "math") == Moved(bytes=size(model, "math"))
+    assert slots.suspend(["lora"]) == Moved(bytes=size(model, "later"))
+    assert slots.restore() == Moved(bytes=there)
+
+
 def test_a_failed_suspend_leaves_all_where_it_was(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If an adapter can't be copied, the base is there again."""
     slots = LoraSlots("g", model)

@@ -46,11 +46,9 @@ class LoraSlots:
     ) -> None:
         self.group = group
         self._modules, self._optimizers = modules, tuple(optimizers)
-        self._base = _Base(group, lambda: (modules, self._optimizers), static=static, verify=verify)
-        self._adapters = {
-            name: _Adapter(group, modules, name, self._optimizers)
-            for name in sorted({name for _, name, _ in adapter_parts(modules)})
-        }
+        names = sorted({name for _, name, _ in adapter_parts(modules)})
+        self._base = _Base(names, group, lambda: (modules, self._optimizers), static=static, verify=verify)
+        self._adapters = {name: _Adapter(group, modules, name, self._optimizers) for name in names}
         self._taken: set[str] = set()  # adapters that left with their job
         self._changing = threading.RLock()
         if not self._adapters:
@@ -110,8 +108,8 @@ class LoraSlots:
         """As of ``DeviceState``."""
         with self._changing:
             found = [state.probe() for state in (self._base, *self._adapters.values())]
-            on_device = sum(each[1] for each in found)
-            parts = {**found[0][3], "lora": on_device - found[0][1]}
+            on_device, base = sum(each[1] for each in found), found[0][3]
+            parts = {**base, "lora": on_device - found[0][1] + base.get("lora", 0)}
             suspended = self._base.suspended or self._taken
             state = Residency.SUSPENDED if suspended else Residency.RESIDENT if on_device else Residency.ABSENT
             return state, on_device, sum(each[2] for each in found), parts
@@ -121,7 +119,11 @@ class LoraSlots:
 
 
 class _Base(DeviceState):
-    """All but the adapters."""
+    """All but these adapters. Those that were made later are no slots, and count as of the base."""
+
+    def __init__(self, adapters: Iterable[str], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._adapters = frozenset(adapters)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -131,7 +133,7 @@ class _Base(DeviceState):
         self._guards.refuse()
 
     def _pieces(self) -> list[Piece]:
-        return [piece for piece in super()._pieces() if piece.tag != "lora"]
+        return [piece for piece in super()._pieces() if piece.tag != "lora" or piece.slot not in self._adapters]
 
 
 class _Adapter(DeviceState):
