@@ -114,7 +114,8 @@ class StandIn:
     def _answer(self, handler: BaseHTTPRequestHandler, method: str, parts: Any, raw: bytes) -> Reply:
         self.log.append({"method": method, "path": parts.path, "query": parts.query, "body": raw.decode()})
         if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
-            return Reply(401, b"who are you")
+            given = str(handler.headers.get("Authorization", ""))
+            return Reply(401, f"not {given}".encode() if self.fault("repeats token") else b"who are you")
         if self.fault(f"die {parts.path}"):
             die(f"{parts.path} was asked")
         if self.fault(f"502 {parts.path}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from timeslice.errors import quoted
 _PORTS = {"http": 80, "https": 443}
 _TOKEN = re.compile(r"[\x21-\x7e]+")  # what fits into a header; an error of the HTTP library would quote the rest
 _ENTRY = re.compile(r"(https?)://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+\*?)(?::(\d{1,5}|\*))?/?")
-_NUMERIC = re.compile(r"[0-9.]+")
+_PREFIX = re.compile(r"(?:\d{1,3}\.){1,3}")
 
 
 class AccessError(Exception):
@@ -30,11 +31,12 @@ class _Entry:
     prefix: bool  # of a numeric address
 
     def permits(self, url: httpx.URL) -> bool:
-        if url.scheme != self.scheme or self.port not in (None, url.port or _PORTS[url.scheme]):
+        port = _PORTS[url.scheme] if url.port is None else url.port
+        if url.scheme != self.scheme or self.port not in (None, port):
             return False
-        if self.prefix:  # names are no matter of prefixes: 10.1.evil.example would match
-            return bool(_NUMERIC.fullmatch(url.host)) and url.host.startswith(self.host)
-        return url.host == self.host
+        if self.prefix:  # names are no matter of prefixes: 10.1.evil.example would match, and 10.1.2.3.4 is a name
+            return _is_ipv4(url.host) and url.host.startswith(self.host)
+        return _plain(url.host) == self.host
 
 
 class AllowList:
@@ -96,7 +98,25 @@ def _parse(text: str) -> _Entry:
         raise ValueError(f"allow: {text!r} is no address such as http://10.1.2.3:8000, http://10.1.*:8000")
     scheme, host, port = found.groups()
     prefix = host.endswith("*")
-    if prefix and not (_NUMERIC.fullmatch(host[:-1]) and host[:-1].endswith(".")):
+    if prefix and not _PREFIX.fullmatch(host[:-1]):
         raise ValueError(f"allow: {text!r}: a star may stand only for the end of a numeric address, such as 10.1.*")
     number = None if port == "*" else int(port or _PORTS[scheme])
-    return _Entry(scheme, host.rstrip("*").strip("[]").lower(), number, prefix)
+    if number is not None and not 0 < number < 1 << 16:
+        raise ValueError(f"allow: {text!r}: there is no port {number}")
+    return _Entry(scheme, _plain(host.rstrip("*").strip("[]")), number, prefix)
+
+
+def _plain(host: str) -> str:
+    """In the one way of writing it that there is for an address."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True

@@ -97,7 +97,7 @@ class HttpClient:
             raise PassingError(f"{what}: no answer within {left:.1f} s", unsure=True) from None
         except httpx.TransportError as error:
             raise PassingError(f"{what}: the connection broke ({type(error).__name__})", unsure=True) from None
-        return _judge(what, Answer(response.status_code, content), accept)
+        return _judge(what, Answer(response.status_code, content), accept, headers.get("Authorization", ""))
 
 
 async def patiently(
@@ -133,10 +133,13 @@ async def _read(response: httpx.Response, what: str) -> bytes:
     return bytes(content)
 
 
-def _judge(what: str, answer: Answer, accept: tuple[int, ...]) -> Answer:
+def _judge(what: str, answer: Answer, accept: tuple[int, ...], credentials: str) -> Answer:
     if 200 <= answer.status < 300 or answer.status in accept:
         return answer
-    said = quoted(answer.text()[:_QUOTED]).strip()
+    said = answer.text()
+    if token := credentials.removeprefix("Bearer "):  # a proxy may repeat what it did not like
+        said = said.replace(token, "[token]")
+    said = quoted(said[:_QUOTED]).strip()
     message = f"{what} answered {answer.status}{f': {said}' if said else ''}"
     if answer.status in (502, 503, 504):
         raise PassingError(message, unsure=answer.status == 504)

@@ -28,6 +28,7 @@ TOKEN = "s3cret-of-the-proxy"
         ("http://10.1.*:8000", "http://10.1.200.7:8000"),
         ("http://a:1; http://10.1.2.3:*", "http://10.1.2.3:65535"),
         ("http://[::1]:8000", "http://[::1]:8000"),
+        ("http://[0:0::1]:8000", "http://[::1]:8000"),
     ],
 )
 def test_what_is_on_the_list_may_be_asked(allow: str, address: str) -> None:
@@ -52,15 +53,36 @@ def test_what_is_on_the_list_may_be_asked(allow: str, address: str) -> None:
         "http://",
         "ftp://10.1.2.3:8000",
         "http://[::1",
+        "http://10.2.3.4.5:8000",
+        "http://10.2.3.4.:8000",
+        "http://10.2.3:8000",
+        "http://10.2..3:8000",
+        "http://10.2.3.04:8000",
+        "http://10.1.2.3.:8000",
+        "http://10.1.2.3:0",
     ],
 )
 def test_what_is_not_is_refused(address: str) -> None:
     """This machine neither, and nothing that only begins or ends like an allowed one."""
     with pytest.raises(AccessError):
-        AllowList("http://10.1.2.3:8000;http://10.2.*:8000").check(address)
+        AllowList("http://10.1.2.3:8000;http://10.2.*:8000;http://10.1.2.3").check(address)
 
 
-@pytest.mark.parametrize("allow", ["", ";", "10.1.2.3:8000", "http://*", "http://serve.*", "http://10.*.3", "ftp://a"])
+@pytest.mark.parametrize(
+    "allow",
+    [
+        "",
+        ";",
+        "10.1.2.3:8000",
+        "http://*",
+        "http://serve.*",
+        "http://10.*.3",
+        "ftp://a",
+        "http://.*",
+        "http://a:0",
+        "http://a:99999",
+    ],
+)
 def test_a_list_that_says_nothing_or_too_much_is_refused(allow: str) -> None:
     """Nothing is allowed by itself: without a list the backend is not made."""
     with pytest.raises(BackendError, match="allow") as caught:
@@ -139,6 +161,16 @@ async def test_a_token_is_sent_and_never_shown(
     with pytest.raises(BackendError, match="can't be read"):
         await lab.backend.probe(job)
     assert not [text for text in texts if TOKEN in text]
+
+
+async def test_a_proxy_that_repeats_the_token_does_not_make_it_known(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is quoted in the fault, which goes to logs and events; the token in it is not."""
+    monkeypatch.setenv("PROXY_TOKEN", TOKEN)
+    server = lab.start("vllm", "--proxy-token", "another", faults=("repeats token",))
+    lab.backend = lab.make(token_env="PROXY_TOKEN")
+    with pytest.raises(BackendError, match=r"not Bearer \[token\]") as caught:
+        await lab.backend.probe(lab.job(server))
+    assert TOKEN not in str(caught.value)
 
 
 async def test_without_a_token_the_fault_says_what_to_set(lab: Lab) -> None:
