@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from timeslice.agent.accelerators import chosen
-from timeslice.agent.devices import left_behind, may_have, shortage
+from timeslice.agent.devices import left_behind, shortage, unexplained
 from timeslice.backends.base import DeviceMemory
 from timeslice.backends.nvml import Accelerator
 from timeslice.errors import UsageError
@@ -22,12 +22,11 @@ def gpu(uuid: str, index: int, parent: str = "") -> Accelerator:
 
 def test_a_little_that_nobody_explains_is_not_a_job_s_state() -> None:
     """Only where there is room for what the job has could it be there: over all devices together."""
-    assert not may_have([device(90)], {7}, 11)
-    assert may_have([device(90)], {7}, 10)
-    assert may_have([device(90), device(90)], {7}, 20)
-    assert not may_have([device(80, (8, 15))], {7}, 10)
-    assert may_have([device(80, (7, 15))], {7}, 20)
-    assert not may_have([device(100)], {7}, 0)
+    assert unexplained([device(90)], {7}) == 10
+    assert unexplained([device(90), device(90)], {7}) == 20
+    assert unexplained([device(80, (8, 15))], {7}) == 5
+    assert unexplained([device(80, (7, 15))], {7}) == 20
+    assert unexplained([device(100)], {7}) == 0
 
 
 def test_a_holder_without_a_figure_is_named() -> None:

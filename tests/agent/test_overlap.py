@@ -141,3 +141,39 @@ async def test_an_agent_killed_in_between_can_still_undo_both(rig: Rig, operatio
     undone = await rig.order(rig.command(command.swap, "rollback", "a", into="b"))
     assert undone["step"] == "rolled back"
     assert _state(rig) == BEFORE
+
+
+async def test_what_came_in_before_the_agent_was_killed_hides_nothing(rig: Rig) -> None:
+    """The comer is in, the leaver is out, and the agent is killed before it measures: the next run tells both apart."""
+    agent = rig.spawn_agent()
+    command = await _commit(rig, 300, 400)
+    rig.fake.knob("suspend", hang=True, die="after")
+    await rig.send(command)
+    await until(lambda: _state(rig)["b"] == ("resident", True), "b is copied in")
+    (rig.fake.folder / "release").touch()
+    assert await until(agent.poll, "the agent died") == -signal.SIGKILL
+    assert _state(rig) == {"a": ("suspended", False), "b": ("resident", True)}
+    rig.fake.write("knobs", {"overlaps": {"on": True}})
+    rig.spawn_agent()
+    assert (await rig.outcome(command))["step"] == "done"
+    assert _state(rig) == AFTER
+
+
+@pytest.mark.parametrize("operation", ["suspend", "restore"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_lie_that_outlives_the_agent_is_found_beside_a_comer(rig: Rig, operation: str, moment: str) -> None:
+    """G06: the leaver's memory stays taken, and the agent is killed in between. The next run knows what was free before
+    either copy, tells what the comer took from it, and undoes both."""
+    agent = rig.spawn_agent()
+    command = await _commit(rig, 300, 400)
+    lie = {"share": 0.5, "of": "a"}
+    rig.fake.write("knobs", {"overlaps": {"on": True}, "suspend": lie, operation: {**lie, "die": moment}})
+    await rig.send(command)
+    assert await until(agent.poll, "the agent died") == -signal.SIGKILL
+    rig.fake.write("knobs", {"overlaps": {"on": True}, "suspend": lie})
+    rig.spawn_agent()
+    failed = await rig.outcome(command, 40)
+    assert failed["step"] == "failed"
+    assert "only 150 of its 300 bytes were measured free" in failed["error"]
+    assert _state(rig) == BEFORE
+    assert "release b" not in rig.fake.calls()

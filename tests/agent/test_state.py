@@ -128,7 +128,7 @@ def device(name: str, free: int, *holders: tuple[int, int]) -> DeviceMemory:
 
 def test_what_became_free_is_counted_per_device() -> None:
     """A device that got fuller meanwhile counts as nothing freed."""
-    assert freed([device("d0", 10), device("d1", 50)], [device("d0", 90), device("d1", 40)]) == {"d0": 80, "d1": 0}
+    assert freed({"d0": 10, "d1": 50}, [device("d0", 90), device("d1", 40)]) == {"d0": 80, "d1": 0}
 
 
 def test_a_job_fits_where_it_was_or_not_at_all() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import wait_until
-from timeslice.agent.devices import may_have
+from timeslice.agent.devices import unexplained
 from timeslice.backends.base import DeviceMemory
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
@@ -113,9 +113,9 @@ def test_what_holders_do_not_explain_may_be_the_jobs() -> None:
     def device(free: int, *holders: tuple[int, int]) -> DeviceMemory:
         return DeviceMemory(device="d0", total_bytes=100, free_bytes=free, holders=holders)
 
-    assert not may_have([], {7})
-    assert not may_have([device(100)], {7})
-    assert not may_have([device(40, (8, 60))], {7})
-    assert may_have([device(40, (8, 50))], {7})
-    assert may_have([device(40, (7, 10), (8, 50))], {7})
-    assert may_have([device(40)], {7})
+    assert not unexplained([], {7})
+    assert not unexplained([device(100)], {7})
+    assert not unexplained([device(40, (8, 60))], {7})
+    assert unexplained([device(40, (8, 50))], {7})
+    assert unexplained([device(40, (7, 10), (8, 50))], {7})
+    assert unexplained([device(40)], {7})

@@ -11,24 +11,28 @@ from collections.abc import Collection, Mapping, Sequence
 from timeslice.backends.base import DeviceMemory
 
 Devices = Sequence[DeviceMemory]
-_NOTHING: Mapping[str, int] = {}
+NOTHING: Mapping[str, int] = {}
 
 
-def freed(before: Devices, after: Devices, taken: Mapping[str, int] = _NOTHING) -> dict[str, int]:
-    """Bytes that became free on each device; never negative. ``taken``: what somebody who came in meanwhile has."""
-    earlier = {device.device: device.free_bytes for device in before}
-    gained = {device.device: device.free_bytes - earlier.get(device.device, device.free_bytes) for device in after}
+def free_on(devices: Devices) -> dict[str, int]:
+    return {device.device: device.free_bytes for device in devices}
+
+
+def freed(before: Mapping[str, int], after: Devices, taken: Mapping[str, int] = NOTHING) -> dict[str, int]:
+    """Bytes that became free on each device; never negative. ``before``: what was free on each. ``taken``: what
+    somebody who came in meanwhile has."""
+    gained = {device.device: device.free_bytes - before.get(device.device, device.free_bytes) for device in after}
     return {name: max(size + taken.get(name, 0), 0) for name, size in gained.items()}
 
 
-def may_have(devices: Devices, pids: Collection[int], had: int = 1) -> bool:
-    """Whether ``had`` bytes of what is in use there could be these processes': what the holders that are told do not
-    explain. A real device always has a little that nobody explains."""
-    unexplained = [
+def unexplained(devices: Devices, pids: Collection[int]) -> int:
+    """Bytes in use there that could be these processes': what the holders that are told do not explain. A real device
+    always has a little that nobody explains."""
+    sizes = [
         device.total_bytes - device.free_bytes - sum(size for pid, size in device.holders if pid not in pids)
         for device in devices
     ]
-    return sum(max(size, 0) for size in unexplained) >= max(had, 1)
+    return sum(max(size, 0) for size in sizes)
 
 
 def shortage(devices: Devices, footprint: Mapping[str, int], need: int, own: Collection[int]) -> str:
@@ -52,8 +56,16 @@ def _held(device: DeviceMemory, pids: Collection[int]) -> int:
 
 
 def _short(device: DeviceMemory, need: int) -> str:
+    return _with_holders(device, f"device {device.device}: {need} bytes needed, {device.free_bytes} free")
+
+
+def told(device: DeviceMemory) -> str:
+    """How full it is, and who holds that."""
+    return _with_holders(device, f"device {device.device}: {device.free_bytes} of {device.total_bytes} bytes are free")
+
+
+def _with_holders(device: DeviceMemory, figures: str) -> str:
     holders = ", ".join(f"process {pid} holds {size or 'some'}" for pid, size in device.holders)
-    figures = f"device {device.device}: {need} bytes needed, {device.free_bytes} free"
     return f"{figures}; {holders}" if holders else figures
 
 
@@ -68,5 +80,5 @@ def left_behind(devices: Devices, dead: frozenset[int], others: int, had: int) -
     if total or (holders and all(size for _, size in holders)):
         return total
     used = sum(device.total_bytes - device.free_bytes for device in devices)
-    unexplained = used - others
-    return unexplained if had and unexplained >= had // 2 else 0
+    nobodys = used - others
+    return nobodys if had and nobodys >= had // 2 else 0

@@ -51,12 +51,13 @@ class Looker:
         ``first``: nothing is remembered yet, so the jobs themselves are asked.
         """
         scope = self._scope
-        look = self._ask if first else self._observe
+        owing = scope.ledger.owed
         adrift = self._adrift(view)
 
         async def find(job: str) -> _Finding | None:
             if job in adrift:
                 return adrift[job]
+            look = self._ask if first or job in owing else self._observe
             seen = await (self._welcome(view, job) if job in back else look(job))
             # One on its way out shows nothing any more, though the kernel may not have freed its memory yet.
             if any(procfs.exits(target) for target in scope.registry.alive(job)):
@@ -99,7 +100,9 @@ class Looker:
         note = self._scope.presences.note_of(job, targets)
         if note and note.backend != backend.name and (note.leave.tags or note.leave.slot):
             return None  # what is on the device is the part that stayed, and whether it runs only its workload knows
-        return _evidence(job, probe, backend.name, measured=backend.capabilities().freed_share > 0)
+        debt = await self._scope.presences.debts.of_one_out(job, targets, probe)
+        measured = backend.capabilities().freed_share > 0
+        return _evidence(probe, seen(job, probe, backend.name, debt), measured=measured)
 
     async def _ask(self, job: str) -> _Finding | None:
         try:
@@ -110,7 +113,7 @@ class Looker:
         if found is None:
             return None
         measured = found.backend.capabilities().freed_share > 0
-        return _evidence(job, found.probe, found.backend.name, measured=measured) or await self._observe(job)
+        return _evidence(found.probe, found.seen(), measured=measured) or await self._observe(job)
 
     def _adrift(self, view: GroupView) -> dict[str, _Finding | None]:
         """Jobs whose workload was cut off without a good-bye: suspended if it was, for only an order brings it back;
@@ -126,7 +129,7 @@ class Looker:
             found[job] = None
             if not state:
                 strays.add(job)
-            elif state == Residency.SUSPENDED:
+            elif state in {Residency.SUSPENDED, Residency.SUSPENDING}:
                 found[job] = _Finding(last, measured=False) if last and last.state == state else None
             elif view.holder != job:
                 found[job] = _Finding(Seen(job=job, state=Residency.FAULTED, backend=CHANNEL), measured=False)
@@ -197,7 +200,7 @@ class Looker:
         """Jobs that the group or the registry knows here, with no process left."""
         told = {member.job for member in view.members if member.node == self._scope.node}
         registry = self._scope.registry
-        return (told | set(registry.departed)) - set(registry.jobs()) - registry.adrift()
+        return (told | set(registry.departed)) - {*registry.jobs(), *registry.hidden} - registry.adrift()
 
     def _is_unheld(self, view: GroupView, job: Seen) -> bool:
         """C20: bytes on the device, though it was not granted since it was last seen off it."""
@@ -227,13 +230,13 @@ class Looker:
         return believed not in OUT and not any(member.job == job for member in view.members)
 
 
-def _evidence(job: str, probe: Probe, backend: str, *, measured: bool) -> _Finding | None:
+def _evidence(probe: Probe, seen: Seen, *, measured: bool) -> _Finding | None:
     """What a look proves. A process with nothing on the device is no resident job: F01."""
     if probe.state is Residency.RESIDENT and probe.device_bytes == 0:
         return None
-    if probe.state is Residency.ABSENT and not measured:
+    if seen.state == Residency.ABSENT and not measured:
         return None
-    return _Finding(seen(job, probe, backend), measured=measured)
+    return _Finding(seen, measured=measured)
 
 
 def _member(view: GroupView, node: str, job: str) -> MemberView | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from timeslice import metrics
 from timeslice.agent.calling import Caller, Deadline
-from timeslice.agent.devices import Devices, freed, may_have, shortage
+from timeslice.agent.devices import NOTHING, Devices, free_on, freed, shortage, unexplained
+from timeslice.agent.owed import standing
 from timeslice.agent.presence import FREE_S, Presence, Presences
 from timeslice.agent.selection import as_leave, as_selection, is_part, loses_weights
-from timeslice.agent.state import Note, Seen
+from timeslice.agent.state import Note, Owed, Seen
 from timeslice.backends.base import Outcome, Probe, Selection
 from timeslice.backends.steps import together
 from timeslice.errors import BackendError, FaultKind
@@ -103,18 +104,23 @@ class Mover:
         return None if why else Beside(devices, note.footprint)
 
     async def suspend(
-        self, job: Presence, selection: Selection, deadline: Deadline, *, locked: bool, beside: Beside | None = None
+        self,
+        job: Presence,
+        selection: Selection,
+        deadline: Deadline,
+        *,
+        locked: bool,
+        beside: Beside | None = None,
+        came: str = "",
     ) -> Seen:
-        """Move a job's state, or the selected part of it, off the device."""
+        """Move a job's state, or the selected part of it, off the device. ``came``: who came in meanwhile, where this
+        was begun before."""
         leave = as_leave(selection)
         if job.probe.state in _OUT:
-            if job.probe.state is Residency.SUSPENDED and self.note_of(job) is None:
-                self._note(job, leave, {})  # moved by this step, which was interrupted before its end
-            return self.seen(job)
+            return await self._moved_before(job, leave, deadline, came)
         if not locked:
             await self.lock(job, selection, deadline)
-        measured = job.backend.capabilities().freed_share > 0 and job.probe.device_bytes > 0
-        before = beside.before if beside else await self._measure(deadline) if measured else ()
+        owed = await self._owe(job, selection, deadline, beside)
         began = time.monotonic()
         outcome = await self._caller.call(
             f"suspend of job {job.name}",
@@ -125,11 +131,12 @@ class Mover:
         after = await self._probe(job, deadline)
         if after.state not in _OUT:
             raise fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it suspended, but it is {after.state}")
-        due = _due(job.probe, selection, after)
+        if after.state is Residency.SUSPENDED:
+            self._note(job, leave, {})
         if beside:  # until the other copy has ended nobody can tell what became free
             await beside.until_in()
             deadline = Deadline(FREE_S)
-        footprint = await self._check_freed(job, due, before, deadline, beside) if measured else {}
+        footprint = await self._check_freed(job, owed, deadline, beside.taken if beside else NOTHING) if owed else {}
         if after.state is Residency.SUSPENDED:
             self._note(job, leave, footprint)
         metrics.SUSPEND_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
@@ -165,6 +172,7 @@ class Mover:
         after = await self._release(job, deadline)
         metrics.RESTORE_SECONDS.labels(self._group, job.backend.name).observe(time.monotonic() - began)
         self.notes[job.name] = None
+        await self._presences.debts.settle(job.name)
         return self._saved(after.model_copy(update={"discarded": loses_weights(left)}), outcome)
 
     async def run_on(self, job: Presence, deadline: Deadline, leave: Leave | None = None) -> Seen:
@@ -182,8 +190,9 @@ class Mover:
         return seen.model_copy(update={"saved_bytes": outcome.saved_bytes})
 
     def _note(self, job: Presence, leave: Leave, footprint: dict[str, int]) -> None:
-        processes = tuple((target.pid, target.start) for target in job.job.targets)
-        self.notes[job.name] = Note(backend=job.backend.name, leave=leave, footprint=footprint, processes=processes)
+        self.notes[job.name] = Note(
+            backend=job.backend.name, leave=leave, footprint=footprint, processes=_processes(job)
+        )
 
     async def _release(self, job: Presence, deadline: Deadline) -> Seen:
         await self._caller.call(
@@ -210,30 +219,48 @@ class Mover:
     async def _probe(self, job: Presence, deadline: Deadline) -> Probe:
         return await self._caller.look(f"probe of job {job.name}", lambda: job.backend.probe(job.job), deadline)
 
+    async def _owe(self, job: Presence, selection: Selection, deadline: Deadline, beside: Beside | None) -> Owed | None:
+        """What the job has to free, on disk before it begins to; None where its backend promises nothing."""
+        share = job.backend.capabilities().freed_share
+        if share == 0 or job.probe.device_bytes == 0:
+            return None
+        before = beside.before if beside else await self._measure(deadline)
+        had, due = job.probe.device_bytes, _due(job.probe, selection)
+        owed = Owed(
+            processes=_processes(job),
+            had=had,
+            due=due,
+            share=share,
+            there=unexplained(before, {target.pid for target in job.job.targets}),
+            free=free_on(before),
+            beside=dict(beside.footprint) if beside else {},
+        )
+        await self._presences.debts.owe(job.name, owed)
+        return owed
+
+    async def _moved_before(self, job: Presence, leave: Leave, deadline: Deadline, came: str) -> Seen:
+        """One that is out: it was, or a step took it out that was interrupted before its end, or that failed."""
+        owed = self._presences.debts.of(job.name, job.job.targets) if job.debt else None
+        footprint: dict[str, int] = {}
+        if owed:
+            footprint = await self._check_freed(job, owed, deadline, owed.beside if came else NOTHING)
+        if job.probe.state is Residency.SUSPENDED and (footprint or self.note_of(job) is None):
+            self._note(job, leave, footprint)
+        return self.seen(replace(job, debt=None))
+
     async def _check_freed(
-        self, job: Presence, due: int, before: Devices, deadline: Deadline, beside: Beside | None
+        self, job: Presence, owed: Owed, deadline: Deadline, taken: Mapping[str, int]
     ) -> dict[str, int]:
         """Bytes freed on each device. BackendError(transient) when it stays less than the backend promised."""
-        share = job.backend.capabilities().freed_share
-        on_devices = may_have(before, {target.pid for target in job.job.targets}, int(share * due))
-        taken = beside.taken if beside else {}
         wait = deadline.within(FREE_S)
         while True:
-            got = freed(before, await self._measure(deadline), taken)
-            total = sum(got.values())
-            if not on_devices:
-                # There is no device that could be asked, or its state is known to lie elsewhere, such as tensors of a
-                # CPU beside an emulated device: the backend's own measure of the job.
-                total = job.probe.device_bytes - (await self._probe(job, deadline)).device_bytes
-            if total >= share * due:
-                return got
+            devices, shown = await self._measure(deadline), (await self._probe(job, deadline)).device_bytes
+            now = standing(owed, devices, shown, taken)
+            if now.left == 0:
+                await self._presences.debts.settle(job.name)
+                return freed(owed.free, devices, taken)
             if wait.left() <= 0:
-                raise fault(
-                    FaultKind.TRANSIENT,
-                    job,
-                    f"{job.backend.name} reported it suspended, but only {total} of its {due} bytes were measured free "
-                    f"(at least {share:.0%} are due)",
-                )
+                raise fault(FaultKind.TRANSIENT, job, f"{job.backend.name} reported it suspended, but {now}")
             await asyncio.sleep(_PAUSE_S)
 
 
@@ -258,14 +285,18 @@ async def at_once(beside: Beside, out: Copies, into: Copies) -> list[Seen]:
     return [*gone, *come]
 
 
-def _due(before: Probe, selection: Selection, after: Probe) -> int:
-    """Bytes that a suspend has to free. Where nobody can tell how large the selected part was, at least what the
-    backend itself shows to be gone has to be free by the device's word, too."""
+def _due(before: Probe, selection: Selection) -> int | None:
+    """Bytes that a suspend has to free. None where nobody can tell how large the selected part is: then at least what
+    the backend itself shows to be gone has to be free by the device's word, too."""
     if not is_part(selection):
         return before.device_bytes
     if before.parts and not selection.slot:
         return sum(before.parts.get(tag, 0) for tag in selection.tags)
-    return max(before.device_bytes - after.device_bytes, 0)
+    return None
+
+
+def _processes(job: Presence) -> tuple[tuple[int, int], ...]:
+    return tuple((target.pid, target.start) for target in job.job.targets)
 
 
 def fault(kind: FaultKind, job: Presence, message: str) -> BackendError:

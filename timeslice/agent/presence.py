@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from timeslice.agent import procfs, selection
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.choice import BackendSet
-from timeslice.agent.devices import left_behind
+from timeslice.agent.devices import Devices, left_behind
 from timeslice.agent.journal import Journal
+from timeslice.agent.owed import Debt, Debts
 from timeslice.agent.state import Note, Seen
 from timeslice.agent.targets import TargetRegistry
 from timeslice.backends.base import Backend, Job, Probe, Selection
@@ -30,6 +31,7 @@ class Presence:
     job: Job
     backend: Backend
     probe: Probe
+    debt: Debt | None = None  # seems to be out, and its device memory was not measured free yet
 
     @property
     def name(self) -> str:
@@ -45,13 +47,14 @@ class Presence:
 
     def seen(self, probe: Probe | None = None) -> Seen:
         """As it was found, or as ``probe`` shows it now."""
-        return seen(self.job.job, probe or self.probe, self.backend.name)
+        return seen(self.job.job, probe or self.probe, self.backend.name, None if probe else self.debt)
 
 
-def seen(job: str, probe: Probe, backend: str) -> Seen:
-    return Seen(
-        job=job, state=probe.state, host_bytes=probe.host_bytes, device_bytes=probe.device_bytes, backend=backend
-    )
+def seen(job: str, probe: Probe, backend: str, debt: Debt | None = None) -> Seen:
+    """One that owes device memory is not out, and what it owes is what it has there."""
+    state = Residency.SUSPENDING if debt else probe.state
+    taken = max(probe.device_bytes, debt.left if debt else 0)
+    return Seen(job=job, state=state, host_bytes=probe.host_bytes, device_bytes=taken, backend=backend)
 
 
 class Presences:
@@ -63,6 +66,7 @@ class Presences:
         self._group, self._node = group, node
         self.registry, self.backends, self.journal, self.caller = registry, backends, journal, caller
         self.last: dict[str, Seen] = {}
+        self.debts = Debts(journal, self._measure)
 
     async def find(self, job: str, deadline: Deadline, *, force: bool = False) -> Presence | None:
         """The job as it is now, or None when no process of it lives here. BackendError when it can't be told: above all
@@ -80,6 +84,15 @@ class Presences:
                 node=self._node,
             )
         targets = self.registry.alive(job)
+        if not targets and job in self.registry.hidden:
+            raise BackendError(
+                f"group {self._group}: job {job} may have processes on node {self._node} that did not register, and "
+                f"they can't be told now: {self.registry.hidden[job]}; once they can, this goes on by itself",
+                kind=FaultKind.TRANSIENT,
+                group=self._group,
+                job=job,
+                node=self._node,
+            )
         if not targets:
             return None
         self.registry.verify(targets)
@@ -87,7 +100,7 @@ class Presences:
         backend = self.backends.choose(job, targets, note.backend if note else "", force=force)
         here = Job(group=self._group, job=job, node=self._node, targets=targets)
         probe = await self.caller.look(f"probe of job {job}", lambda: backend.probe(here), deadline)
-        return Presence(here, backend, probe)
+        return Presence(here, backend, probe, await self.debts.of_one_out(job, targets, probe))
 
     def note_of(self, job: str, targets: Sequence[Target]) -> Note | None:
         """How these processes left the device, if they did. Not how others did, of an earlier run of the job."""
@@ -147,8 +160,11 @@ class Presences:
         if not dead and not had:
             return 0
         others = sum(seen.device_bytes for name, seen in self.last.items() if name != job)
-        devices = await self.caller.look("measuring devices", self.backends.measure, Deadline(MEASURE_S))
+        devices = await self._measure()
         return left_behind(devices, dead - self.registry.pids(), others, had)
+
+    async def _measure(self) -> Devices:
+        return await self.caller.look("measuring devices", self.backends.measure, Deadline(MEASURE_S))
 
     async def _some_ended(self, found: Presence) -> bool:
         """Whether one of these processes has ended; a backend may see it a moment before the kernel says so."""

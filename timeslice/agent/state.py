@@ -97,6 +97,18 @@ class Note(Wire):
     processes: tuple[tuple[int, int], ...] = ()  # pid, start time
 
 
+class Owed(Wire):
+    """What a job that leaves has to free on the devices, written down before it leaves."""
+
+    processes: tuple[tuple[int, int], ...]  # pid, start time
+    had: int  # its bytes on the devices
+    due: int | None = None  # of these have to become free; None: as many as its backend shows to be gone
+    share: float  # of what is due, that is enough
+    there: int  # bytes in use on the devices that could be its own
+    free: dict[str, int] = Field(default_factory=dict)  # bytes of each device before it left
+    beside: dict[str, int] = Field(default_factory=dict)  # what somebody who comes in meanwhile takes of each
+
+
 class Ledger(Wire):
     """Everything that is on disk for one group."""
 
@@ -107,6 +119,7 @@ class Ledger(Wire):
     records: tuple[Record, ...] = ()
     undo: Undo = Undo()
     notes: dict[JobName, Note] = Field(default_factory=dict)
+    owed: dict[JobName, Owed] = Field(default_factory=dict)  # not measured free yet
 
     def answer_to(self, command: Command) -> Answer | None:
         """The answer this order got. What it saw is left out once a later order may have changed it."""
@@ -162,6 +175,14 @@ def noted(ledger: Ledger, job: str, note: Note | None) -> Ledger:
     return ledger.model_copy(update={"notes": notes | ({job: note} if note else {})})
 
 
+def owing(ledger: Ledger, job: str, owed: Owed | None) -> Ledger:
+    """The ledger with what ``job`` has to free; None when that was measured free, or the job is back."""
+    others = {name: value for name, value in ledger.owed.items() if name != job}
+    return ledger.model_copy(update={"owed": others | ({job: owed} if owed else {})})
+
+
 def kept(ledger: Ledger, jobs: Collection[str]) -> Ledger:
-    """The ledger with the notes of these jobs only."""
-    return ledger.model_copy(update={"notes": {job: note for job, note in ledger.notes.items() if job in jobs}})
+    """The ledger with what is known of these jobs only."""
+    notes = {job: note for job, note in ledger.notes.items() if job in jobs}
+    owed = {job: each for job, each in ledger.owed.items() if job in jobs}
+    return ledger.model_copy(update={"notes": notes, "owed": owed})

@@ -58,6 +58,8 @@ class Steps:
         await intend(Undo(locked=tuple(leave), force=command.force, leave=leave))
 
         async def lock(job: Presence) -> Seen:
+            if job.debt:
+                raise fault(FaultKind.TRANSIENT, job, job.debt.told)
             if job.probe.state is Residency.RESIDENT and not job.probe.locked:
                 selection = as_selection(leave.get(job.name) or self._leave(job, command))
                 await self._mover.lock(job, selection, work)
@@ -81,6 +83,7 @@ class Steps:
 
         single = saved is not None and len(leaving) == 1 and not command.force
         beside = await self._mover.beside(leaving[0], saved, out) if single and saved else None
+        came = coming.name if coming and coming.probe.state is Residency.RESIDENT and undo.returned else ""
 
         async def suspend(job: Presence) -> Seen:
             known = leave.get(job.name)
@@ -88,7 +91,7 @@ class Steps:
                 known = self._leave(job, command)
             selection = self._mover.left(job, known)
             locked = job.probe.locked or job.name in undo.locked
-            return await self._mover.suspend(job, selection, out, locked=locked, beside=beside)
+            return await self._mover.suspend(job, selection, out, locked=locked, beside=beside, came=came)
 
         async def move_out() -> list[Seen]:
             seen = []
