@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,31 +78,39 @@ class Duel:
         had their turns, or when it is told to stop.
         """
         self._lock_group = lock_group
-        knob, gate = knob_file(self._work / "knobs", NODE, GROUP), self._work / "gate"
+        gate = self._work / "gate"
         gate.unlink(missing_ok=True)
         self._replace(who, f"{who}:{point}:{when}:1" + (f":{gate}" if later else ""))
         if later:
             self.both_take_turns()
-        if harm:
-            knob.write_text(Knob(id=self._begin(harm), harm=harm, seconds=_SLOW_S).model_dump_json())
-        if later == "swap":
-            self.until(lambda: self._moves, "jobs are swapped")
-        if later:
-            gate.touch()
-        if newcomer:
-            self._replace(JOBS[1], "")
         child = self._children[who]
         doomed = child.process
         assert doomed is not None
-        if later == "stop":
-            doomed.terminate()
-        self.until(lambda: doomed.poll() is not None, f"{who} comes to {point}")
+        with self._harm(harm) if harm else nullcontext():
+            if later == "swap":
+                self.until(lambda: self._moves, "jobs are swapped")
+            if later:
+                gate.touch()
+            if newcomer:
+                self._replace(JOBS[1], "")
+            if later == "stop":
+                doomed.terminate()
+            self.until(lambda: doomed.poll() is not None, f"{who} comes to {point}")
         assert doomed.returncode == -9, f"{who} ended with {doomed.returncode} before it came to {point}"
         self._lock_group = ""
-        if harm:
-            knob.unlink()
-            self._writer.write(Healed(who="run", id=self._faults - 1))
         self.until(lambda: child.process is not None and child.process is not doomed, f"{who} is there again")
+
+    @contextmanager
+    def _harm(self, harm: Literal["lie", "slow"]) -> Iterator[None]:
+        """The backend misbehaves, and not a moment longer. It tells no lies of a restore: a job that has left already
+        could not be brought back meanwhile, so nobody would be there whose suspend could fail."""
+        knob, number = knob_file(self._work / "knobs", NODE, GROUP), self._begin(harm)
+        knob.write_text(Knob(id=number, harm=harm, seconds=_SLOW_S, lies=("suspend",)).model_dump_json())
+        try:
+            yield
+        finally:
+            knob.unlink()
+            self._writer.write(Healed(who="run", id=number))
 
     @property
     def url(self) -> str:

@@ -31,11 +31,13 @@ _MID_CALL_S = 0.03  # an agent that dies in mid-call dies so long after the call
 
 
 class Knob(BaseModel):
-    """How to misbehave now. ``id`` is that of the fault; ``fail`` does harm once for each id."""
+    """How to misbehave now. ``id`` is that of the fault; ``fail`` does harm once for each id; a lie is told of
+    ``lies``."""
 
     id: int
     harm: Literal["slow", "fail", "fail-on", "hang", "die", "lie", "late"]
     seconds: float = 0.0
+    lies: tuple[StepName, ...] = ("suspend", "restore")
 
 
 def knob_file(folder: Path, node: str, group: str) -> Path:
@@ -136,7 +138,7 @@ class TortureBackend(Backend):
             running = asyncio.ensure_future(call())
             await asyncio.wait({running}, timeout=_MID_CALL_S)
             os.kill(os.getpid(), signal.SIGKILL)
-        elif knob.harm == "lie" and step in {"suspend", "restore"}:
+        elif knob.harm == "lie" and step in knob.lies:
             return Outcome()
         elif knob.harm == "late" and step == "suspend":
             outcome = await call()
@@ -148,7 +150,7 @@ class TortureBackend(Backend):
         """Whether this step is one that the knob is about."""
         match knob.harm:
             case "lie":
-                return step in {"suspend", "restore"}
+                return step in knob.lies
             case "late":
                 return step == "suspend"
         return True
