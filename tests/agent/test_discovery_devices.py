@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tests.agent.rig import Rig, until
 from tests.agent.workers import watched
 from tests.gpu.fixtures import gpu_node
 from tests.gpu.node import GIB, Node, uuid
+from tests.support.jobs import shows
 from timeslice.agent.discovery import nvml
 from timeslice.agent.discovery.environment import Sighting
 from timeslice.agent.proof import Shown
@@ -61,6 +63,24 @@ def start_job(rig: Rig) -> Iterator[StartJob]:
     yield start
     for process in started:
         process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def start_driver(rig: Rig) -> Iterator[Callable[[], int]]:
+    """A process that shows the group and starts another one, which shows the job alone."""
+    started: list[subprocess.Popen[Any]] = []
+    code = "import os, subprocess; os.environ['TIMESLICE_JOB'] = 'a'; subprocess.run(['/bin/sleep', '600'])"
+
+    def start() -> int:
+        environment = {"TIMESLICE_PREFIX": rig.prefix}
+        line = [sys.executable, "-c", code]
+        started.append(subprocess.Popen(line, pass_fds=shows("a"), env=environment, process_group=0))
+        return started[-1].pid
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -133,6 +153,67 @@ async def test_a_library_that_fails_finds_nobody_and_stops_nothing(
     gpu_node.clear("nvml_lost")
     await until(lambda: worker in watched(rig), "it is found")
     assert agent.poll() is None
+
+
+async def _told_before(rig: Rig, state: str, *, host_bytes: int = 0, device_bytes: int = 0) -> None:
+    """The group knows that job a is here, in this state, from an agent whose folder is lost."""
+    pulse = await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 60_000))
+    told = [Observed("a", state, host_bytes, device_bytes, "cuda")]
+    await rig.driver.run(scripts.report(rig.group, rig.node, pulse.counter, told, whole=True))
+
+
+async def _beaten(rig: Rig) -> None:
+    """The agent has looked at the group, and reported, since now."""
+    process = await rig.job("c")
+    await until(lambda: process.pid in watched(rig), "it has looked at the group since")
+
+
+async def test_a_suspended_job_is_found_though_the_library_fails(
+    rig: Rig, gpu_node: Node, start_agent: StartAgent, start_job: StartJob
+) -> None:
+    """G14: it is on no device, so the driver's list is not what finds it. Nothing is remembered of it, and it is never
+    told as absent: its state would count as lost."""
+    worker = start_job()
+    start_agent({"g": ["0"]})
+    gpu_node.set("nvml_lost", uuid(0))
+    await _told_before(rig, "suspended", host_bytes=MIB)
+    await until(lambda: watched(rig) == {worker: "a"}, "it is found")
+    for _ in range(2):
+        await _beaten(rig)
+    assert await rig.member_state("a") == "suspended"
+
+
+async def test_a_job_is_not_told_as_out_while_nobody_can_look(
+    rig: Rig, gpu_node: Node, start_agent: StartAgent, start_job: StartJob
+) -> None:
+    """The group says that it is on the device, nothing is remembered of it, and the driver's list fails: no other job
+    comes in, with the reason, until it can be told again."""
+    worker = start_job()
+    start_agent({"g": ["0"]})
+    gpu_node.set("nvml_lost", uuid(0))
+    gpu_node.write(worker, "state running", f"alloc {uuid(0)} {MIB}")
+    await _told_before(rig, "resident", device_bytes=MIB)
+    for _ in range(2):  # what one look finds is told before the next
+        await _beaten(rig)
+    assert await rig.member_state("a") == "resident"
+    await rig.acquire("b")
+    swap = await rig.plan("a", into="b")
+    refused = await rig.order(rig.command(swap, "prepare", "a", into="b"))
+    assert refused["step"] == "failed"
+    assert "job a may have processes on node n1 that did not register" in refused["error"]
+    gpu_node.clear("nvml_lost")
+    await until(lambda: worker in watched(rig), "it is found")
+
+
+async def test_more_processes_of_a_suspended_job_are_found_when_nothing_is_remembered(
+    rig: Rig, start_agent: StartAgent, start_driver: Callable[[], int]
+) -> None:
+    """The driver stands in Redis, as it registered; its engine, which has the state, shows the job alone and never
+    registered. Both are the job's for an agent that has lost its folder."""
+    await _told_before(rig, "suspended", host_bytes=MIB)
+    await rig.register(rig.target("a", start_driver()))
+    start_agent({"g": ["0"]})
+    await until(lambda: list(watched(rig).values()) == ["a", "a"], "both are found")
 
 
 def test_numbers_of_a_container_are_told_from_the_hosts() -> None:

@@ -10,6 +10,8 @@ from tests.agent.rig import Rig, until
 from tests.agent.workers import SIZE, Starts, agent_on, devices_end, emulated, found, starts, stored, watched
 from timeslice.arena.survey import arenas_of
 from timeslice.backends.registry import get_backend
+from timeslice.locks import scripts
+from timeslice.locks.scripts import Observed
 
 __all__ = ["starts"]
 
@@ -103,3 +105,30 @@ async def test_where_only_workloads_move_their_state_nobody_is_looked_for(
         seen.do("load")
         await found(rig, seen.pid)
         assert watched(rig, "h") == {}
+
+
+async def test_a_job_that_this_agent_could_not_have_moved_is_not_told_as_gone(
+    rig: Rig, starts: Starts, clean_environment: Path
+) -> None:
+    """An agent whose driver library fails at its start has no device and no backend that works from outside. What
+    another one moved out before is kept as suspended as long as a process shows that job, and not let in as if it had
+    nothing; one that nobody shows any more is forgotten."""
+    pulse = await rig.driver.run(scripts.heartbeat(rig.group, rig.node, 60_000))
+    told = [Observed(job, "suspended", host_bytes=SIZE, backend="cuda") for job in "ab"]
+    await rig.driver.run(scripts.report(rig.group, rig.node, pulse.counter, told, whole=True))
+    starts(JOB="a", GROUPS="g")
+    async with rig.agent(get_backend, groups=["g"], backends={"g": ["channel"]}, ttl_s=0.9):
+
+        async def one_left() -> bool:
+            return await rig.member("b") is None
+
+        await until(one_left, "job b, which nobody shows, is forgotten")
+        assert await rig.member_state("a") == "suspended"
+        await rig.acquire("a")
+        swap = await rig.plan(into="a")
+        prepared = await rig.order(rig.command(swap, "prepare", into="a"))
+        assert prepared["step"] == "prepared"
+        await rig.step("prepare", "commit")
+        refused = await rig.order(rig.command(swap, "commit", into="a"))
+        assert refused["step"] == "failed"
+        assert "the backend cuda has moved it out, and this agent has not got that" in refused["error"]

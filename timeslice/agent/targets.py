@@ -72,6 +72,8 @@ class TargetRegistry:
         self.ended: set[Exited] = set()
         self.departed: dict[str, set[int]] = {}
         self.cut_off: dict[tuple[str, int], Target] = {}
+        self.hidden: dict[str, str] = {}  # jobs that may be here, and why discovery could not look
+        self.remembers = False  # what a former run knew
 
     def load(self) -> None:
         """Take what a former run knew: Redis may have lost it."""
@@ -83,6 +85,7 @@ class TargetRegistry:
             log.error("group %s: %s can't be read; processes are known again when they register: %s",
                       self._group, self._path, brief(error))  # fmt: skip
             return
+        self.remembers = True
         foreign = procfs.namesakes() if any(map(self._is_foreign, stored)) else {}
         for each in stored:
             target = Target.model_validate(each.model_dump(exclude={"found"}))

@@ -36,21 +36,30 @@ class Finder:
         self, context: Context, prefix: str, scanner: Scanner, registry: TargetRegistry, backends: BackendSet
     ) -> None:
         self._context, self._prefix, self._scanner, self._registry = context, prefix, scanner, registry
+        self._backends = backends
         self._devices = {str(path.resolve()) for path in context.devices}
         # Where only workloads move their own state, a process that says nothing of itself can't be moved anyway.
         self._useful = any(backends[name].capabilities().forced for name in backends.names())
         self._trouble = ""
+        self._looked = False  # at everybody, with devices that could be looked at
 
     async def find(self, view: GroupView, *, fresh_s: float = FRESH_S) -> None:
         """Watch who is the job's now, and let go who is not any more. Known ones stay: a suspended process shows
         nothing on the device."""
-        if not self._useful:
-            return
         registry, group = self._registry, self._context.group
+        strange = {} if self._useful else self._moved_by_others(view)
+        if not (self._useful or strange):
+            registry.hidden = {}
+            return
         try:
             snapshot = await self._scanner.look(fresh_s=fresh_s)
         except OSError as error:  # such as no descriptor left
             self._complain(f"/proc can't be read: {error}")
+            registry.hidden = dict.fromkeys(self._unknown(view), self._trouble)
+            return
+        if not self._useful:
+            shown_jobs = {job for each in snapshot.sightings(self._prefix) for job in strange if each.shows(group, job)}
+            registry.hidden = {job: strange[job] for job in strange if job in shown_jobs or not snapshot.complete}
             return
         for target in registry.found():
             if snapshot.shows_no_more((target.pid, target.start), group, target.job):
@@ -58,37 +67,58 @@ class Finder:
         known = registry.known()
         shown = [(each, snapshot.job_of(each, group, known)) for each in snapshot.sightings(self._prefix)]
         candidates = [(each, job) for each, job in shown if job and each.process not in known]
-        await self._take(await self._on_device(candidates, snapshot, self._lost(view)))
+        there = await self._on_device(candidates, snapshot)
+        lost = self._lost(view)
+        await self._take([pair for pair in candidates if pair in (there or ()) or pair[1] in lost])
+        self._looked = self._looked or (there is not None and snapshot.complete)
+        doubtful = self._unknown(view)
+        if snapshot.complete:
+            doubtful &= {job for _, job in candidates} if there is None else set()
+        registry.hidden = dict.fromkeys(doubtful, self._trouble or "not all processes could be looked at yet")
         await registry.keep()
 
-    def _lost(self, view: GroupView) -> set[str]:
-        """Jobs that are suspended on this node, and of which no process is known: their processes have nothing on the
-        device by which to find them."""
-        here = (member for member in view.members if member.node == self._context.node)
-        return {member.job for member in here if member.state == Residency.SUSPENDED} - set(self._registry.jobs())
+    def _moved_by_others(self, view: GroupView) -> dict[str, str]:
+        """Jobs that left the device by a backend that an agent had here before, and why nothing is known of them."""
+        unknown, names = self._unknown(view), self._backends.names()
+        return {
+            member.job: f"the backend {member.backend} has moved it out, and this agent has not got that; see the "
+            "agent's log for what is missing"
+            for member in view.members
+            if member.node == self._context.node and member.job in unknown
+            if member.state == Residency.SUSPENDED and member.backend and member.backend not in names
+        }
 
-    async def _on_device(self, candidates: Found, snapshot: Snapshot, lost: set[str]) -> Found:
-        """Those with memory on the group's devices, and of ``lost`` jobs those that show the group themselves; where
-        there are no devices to look at, these of all jobs."""
+    def _unknown(self, view: GroupView) -> set[str]:
+        """Jobs of which the group says that they are here, and nobody else does."""
+        here = {member.job for member in view.members if member.node == self._context.node}
+        return here - {*self._registry.jobs(), *self._registry.departed}
+
+    def _lost(self, view: GroupView) -> set[str]:
+        """Jobs that are suspended on this node, and of which no process is known, or of which there may be more: their
+        processes have nothing on the device by which to find them."""
+        here = (member for member in view.members if member.node == self._context.node)
+        suspended = {member.job for member in here if member.state == Residency.SUSPENDED}
+        all_known = self._looked or self._registry.remembers
+        return suspended - set(self._registry.jobs()) if all_known else suspended
+
+    async def _on_device(self, candidates: Found, snapshot: Snapshot) -> Found | None:
+        """Those with memory on the group's devices; where there are none to look at, those that show the group
+        themselves. None if that can't be told."""
         context = self._context
         if not candidates:
             return []
-        proven = [(each, job) for each, job in candidates if each.shown.proves(context.group, job)]
         if context.accelerators:
             try:
                 numbers = await nvml.numbers_on(context.accelerators)
             except BackendError as error:
                 self._complain(str(error))
-                return []
+                return None
             self._trouble = ""
-            there = {each.process for each, _ in candidates if nvml.is_among(each, numbers, snapshot.lines)}
-        elif self._devices:
+            return [pair for pair in candidates if nvml.is_among(pair[0], numbers, snapshot.lines)]
+        if self._devices:
             there = await asyncio.to_thread(self._with_arena, [each for each, _ in candidates])
-        else:
-            return proven
-        return [(each, job) for each, job in candidates if each.process in there] + [
-            (each, job) for each, job in proven if each.process not in there and job in lost
-        ]
+            return [pair for pair in candidates if pair[0].process in there]
+        return [(each, job) for each, job in candidates if each.shown.proves(context.group, job)]
 
     def _with_arena(self, candidates: Iterable[Sighting]) -> set[tuple[int, int]]:
         found = set()

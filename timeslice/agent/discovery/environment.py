@@ -46,6 +46,11 @@ class Snapshot:
     lines: Mapping[int, Line] = field(default_factory=dict)
     looked: Mapping[Process, Sighting | None] = field(default_factory=dict)
 
+    @property
+    def complete(self) -> bool:
+        """Whether everybody was looked into."""
+        return all((pid, line.start) in self.looked for pid, line in self.lines.items())
+
     def sightings(self, prefix: str) -> list[Sighting]:
         """Oldest first. What belongs to another installation on this machine, with another prefix, is not ours."""
         found = [each for each in self.looked.values() if each and each.shown.prefix == prefix]
