@@ -68,9 +68,9 @@ class Sglang(StandIn):
             die("AssertionError: release_memory_occupation should be called only when server is idle.")
         if self.offload_tags & set(tags):
             die("Cannot pause allocation that is not active")
+        self.offload_tags |= set(tags)
         if not self.options.enable_memory_saver or self.fault("keeps memory"):
             return Reply(200, None)
-        self.offload_tags |= set(tags)
         if self.fault("frees late"):
             threading.Timer(LATE_S, self._free, [tags]).start()
         else:
@@ -88,7 +88,8 @@ class Sglang(StandIn):
             if tag not in self.offload_tags:
                 die(f"KeyError: {tag}")
             try:
-                self.parts[tag].back()
+                if not self.parts[tag].on_device:
+                    self.parts[tag].back()
             except DeviceOutOfMemoryError as error:
                 raise Fault(f"CUDA out of memory: {error}") from error
             self.offload_tags.remove(tag)

@@ -3,7 +3,8 @@
 Mirrors vllm-project/vllm: vllm/entrypoints/serve/sleep/api_router.py and rpc/api_router.py (v0.16), Executor.sleep and
 wake_up of vllm/v1/executor/abstract.py, EngineCore.sleep and wake_up of vllm/v1/engine/core.py. A sleeping server parks
 requests without an answer. Waking a tag that is awake passes over the whole call. Level 2 drops the weights.
-``--fault``: "dies on sleep", "keeps memory", "early forward", and those of web.py.
+It says that it sleeps while its scheduler pauses, too (``/pause`` of vllm/entrypoints/serve/dev/rlhf/api_router.py).
+``--fault``: "dies on sleep", "keeps memory", "early forward", "odd metrics", and those of web.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Vllm(StandIn):
         self.weights = Part("weights", options.weights, options.device, options.seed)
         self.kv_cache = Part("kv_cache", options.kv_cache, options.device)
         self.sleeping_tags: set[str] = set()
+        self.level = 0  # as its metrics tell
         self.paused = self.aborting = self.dead = False
         self.routes = {
             ("GET", "/health"): lambda _: Reply(503 if self.dead else 200),
@@ -36,13 +38,30 @@ class Vllm(StandIn):
                 ("POST", "/sleep"): self.sleep,
                 ("POST", "/wake_up"): self.wake_up,
                 ("GET", "/is_sleeping"): self.is_sleeping,
+                ("POST", "/pause"): self.pause,
+                ("POST", "/resume"): self.resume,
                 ("POST", "/collective_rpc"): self.collective_rpc,
             }
 
     def metrics(self, _: Asked) -> Reply:
         lines = [f'vllm:num_requests_{kind}{{engine="0",model_name="m"}} {number:.1f}'
                  for kind, number in (("running", self.running), ("waiting", self.waiting))]  # fmt: skip
+        for level, state in enumerate(("awake", "weights_offloaded", "discard_all")):
+            lines.append(f'vllm:engine_sleep_state{{engine="0",sleep_state="{state}"}} {level == self.level:.1f}')
+        if self.fault("odd metrics"):
+            lines = [line.rpartition(" ")[0] + " 1.2.3" for line in lines]
         return Reply(200, "\n".join(["# TYPE vllm:num_requests_running gauge", *lines, ""]).encode())
+
+    def pause(self, _: Asked) -> Reply:
+        """Only its scheduler stops; nothing leaves the device."""
+        self.paused = True
+        return Reply(200, {"status": "paused"})
+
+    def resume(self, _: Asked) -> Reply:
+        with self.changed:
+            self.paused = False
+            self.changed.notify_all()
+        return Reply(200, {"status": "resumed"})
 
     def is_sleeping(self, _: Asked) -> Reply:
         self._living()
@@ -65,11 +84,13 @@ class Vllm(StandIn):
                 (self.weights.offload if level == 1 else self.weights.discard)()
                 self.kv_cache.discard()
             self.sleeping_tags = {"weights", "kv_cache"}
+        self.level = level
         return Reply()
 
     def wake_up(self, asked: Asked) -> Reply:
         self._living()
         tags = asked.query.get("tags", [])
+        self.level = 0
         with self.changed:
             if self.sleeping_tags and set(tags) <= self.sleeping_tags:
                 for part in (self.weights, self.kv_cache):

@@ -18,7 +18,7 @@ import psutil
 from timeslice.backends.base import Backend, Capabilities, Context, DeviceMemory, Job, Outcome, Probe, Selection
 from timeslice.backends.checks import fault, is_alive, is_foreign
 from timeslice.backends.devices import has_devices, measure_devices, missing_devices, used_bytes
-from timeslice.backends.http_access import AccessError, AllowList, Token
+from timeslice.backends.http_access import AccessError, AllowList, Token, plain
 from timeslice.backends.http_client import HttpClient
 from timeslice.backends.http_dialect import Dialect, Server
 from timeslice.backends.http_marks import Marks, default_folder
@@ -76,6 +76,9 @@ class HttpBackend(Backend):
         """BackendError(transient) when a server does not answer though its process lives."""
         # Once: an agent looks often, and asks again itself where it matters.
         found = await self._look(job, time.monotonic() + PROBE_S, patient=False)
+        for seen in found:
+            if seen.dialect.tells and seen.asleep == () and seen.mark and not seen.mark.unsure:
+                self._sleepers.forget(seen.server)  # somebody else woke it, and what it does next is another story
         return Probe(
             state=combine(seen.state for seen in found),
             device_bytes=await self._on_device(job) if found else 0,
@@ -110,8 +113,9 @@ class HttpBackend(Backend):
         try:
             await self._each(job, todo, put_to_sleep)
             step.note("sleep")
-            if todo and not selection.tags:
-                await self._freed(job, had, step.until)
+            if todo:
+                whole = all(set(seen.asked(selection)) == set(seen.tags) for seen in todo)
+                await self._freed(job, had, step.until, whole=whole)
         except BackendError as error:
             await self._undo(job, todo, step, error)
             raise
@@ -177,9 +181,10 @@ class HttpBackend(Backend):
             raise fault(FaultKind.UNSUPPORTED, job, message)
 
     def _servers(self, job: Job, *, patient: bool = True) -> list[Seen]:
-        """Those of processes that live, before anything was asked."""
-        found = []
-        for target in job.targets:
+        """Those of processes that live, before anything was asked. Each once, also where every rank of a program has
+        registered it: two orders at once could end it. Its own process tells more than one that stands in for it."""
+        found: dict[str, Seen] = {}
+        for target in sorted(job.targets, key=lambda target: bool(target.channel)):
             if not (is_foreign(target) or is_alive(target)):
                 continue
             dialect = self._dialects.get(target.dialect)
@@ -188,8 +193,9 @@ class HttpBackend(Backend):
                 raise fault(FaultKind.UNSUPPORTED, job, message)
             for url in target.endpoints:
                 assert dialect is not None
-                found.append(Seen(Server(url.rstrip("/"), target, self._client, patient), dialect, None, ()))
-        return found
+                address = plain(url)
+                found.setdefault(address, Seen(Server(address, target, self._client, patient), dialect, None, ()))
+        return list(found.values())
 
     async def _look(self, job: Job, until: float, *, patient: bool = True) -> list[Seen]:
         async def look(seen: Seen) -> Seen:
@@ -219,13 +225,19 @@ class HttpBackend(Backend):
         except BackendError as error:
             raise fault(FaultKind.POISONED, job, f"{cause}; and taking it back failed: {error}") from cause
 
-    async def _freed(self, job: Job, had: int, until: float) -> None:
-        """BackendError(transient) when its servers keep more of the devices than they may."""
-        soon = min(until, time.monotonic() + FREE_S)
-        while (kept := await self._on_device(job)) > (1 - FREED_SHARE) * had:
+    async def _freed(self, job: Job, had: int, until: float, *, whole: bool) -> None:
+        """BackendError(transient) when its servers keep more of the devices than they may. How large a part was nobody
+        can tell, but that it freed nothing at all."""
+        soon, may_keep = min(until, time.monotonic() + FREE_S), (1 - FREED_SHARE) * had if whole else max(0, had - 1)
+        while (kept := await self._on_device(job)) > may_keep:
             if time.monotonic() + _PAUSE_S > soon:
                 message = f"its servers said that they sleep, and still have {kept} of {had} bytes on the device"
-                raise fault(FaultKind.TRANSIENT, job, message)
+                raise fault(
+                    FaultKind.TRANSIENT,
+                    job,
+                    f"{message}; see that they were started with --enable-sleep-mode (vLLM) or --enable-memory-saver "
+                    "(SGLang)",
+                )
             await asyncio.sleep(_PAUSE_S)
 
     async def _on_device(self, job: Job) -> int:

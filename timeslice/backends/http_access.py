@@ -92,6 +92,14 @@ class Token:
         return {"Authorization": f"Bearer {token.strip()}"}
 
 
+def plain(address: str) -> str:
+    """In the one way of writing it by which a server is known."""
+    try:
+        return str(httpx.URL(address)).rstrip("/")
+    except httpx.InvalidURL:
+        return address.rstrip("/")  # refused as soon as it is to be asked
+
+
 def _parse(text: str) -> _Entry:
     found = _ENTRY.fullmatch(text)
     if not found:

@@ -26,6 +26,11 @@ class Server:
     patient: bool = True  # asks again after what passes
 
     @property
+    def process(self) -> str:
+        """Its own; empty where only one that stands in for it is known."""
+        return "" if self.target.channel else f"{self.target.pid}-{self.target.start}"
+
+    @property
     def who(self) -> str:
         return f"job {self.target.job}, server {self.url}"
 
@@ -58,7 +63,8 @@ class Server:
         try:
             return await self.client.ask(method, self.url, path, until=until, **more)
         except PassingError as error:
-            if is_foreign(self.target) or is_alive(self.target):
+            # The end of one that only stands in for the server says nothing of the server.
+            if self.target.channel or is_foreign(self.target) or is_alive(self.target):
                 raise
             message = f"process {self.target.pid} has ended ({error})"
             raise BackendError(message, kind=FaultKind.GONE) from None
@@ -67,10 +73,11 @@ class Server:
 class Dialect(ABC):
     tags: ClassVar[tuple[str, ...]]  # in the order in which they must wake
     apart: ClassVar[bool]  # a part can sleep by itself
+    tells: ClassVar[bool]  # whether it sleeps; what is told overrules what was noted
 
     @abstractmethod
     async def run_of(self, server: Server, until: float) -> str:
-        """What tells this run of the server from another one with the same address."""
+        """What the server tells that another one with the same address would tell differently, if anything."""
 
     @abstractmethod
     async def asleep(self, server: Server, mark: Mark | None, until: float) -> tuple[str, ...] | None:

@@ -16,12 +16,17 @@ class Mark(Wire):
     """Written before an order is sent and again when it is answered."""
 
     url: Url
-    run: Id  # of the server: another one with the same address is awake
+    run: Id  # of the server, as far as it tells: another one with the same address is awake
+    process: Id = ""  # its own, where that was registered
     out: tuple[Word, ...] = Field(max_length=64)  # tags that sleep
     mode: Mode
     unsure: bool = False  # an order has not been answered: it may be done or not
     device_bytes: Number = 0  # that it had before
     host_bytes: Number = 0
+
+    def is_of(self, run: str, process: str) -> bool:
+        """One run of a server may be known by its own process at one time, and by one that stands in at another."""
+        return self.run == run and (not self.process or not process or self.process == process)
 
 
 class Marks:

@@ -85,6 +85,7 @@ class Sleepers:
         mark = Mark(
             url=server.url,
             run=await dialect.run_of(server, until),
+            process=server.process,
             out=tuple(tag for tag in seen.tags if tag in {*before, *tags}),
             mode=selection.mode,
             device_bytes=had,
@@ -102,9 +103,8 @@ class Sleepers:
         """Tag by tag, those that sleep, in the order that the server needs."""
         server, dialect, out = seen.server, seen.dialect, seen.asleep or ()
         run = await dialect.run_of(server, until)
-        mark = (
-            seen.mark if seen.mark and seen.mark.run == run else Mark(url=server.url, run=run, out=out, mode="offload")
-        )
+        known = seen.mark if seen.mark and seen.mark.is_of(run, server.process) else None
+        mark = known or Mark(url=server.url, run=run, process=server.process, out=out, mode="offload")
 
         async def done() -> bool:
             return await self._asleep(seen, until) == ()
@@ -124,7 +124,8 @@ class Sleepers:
         now = await self.look(seen.server, seen.dialect, until)
         was = set(seen.asleep or ())
         if now.asleep is None:
-            raise BackendError(f"nobody can tell what of server {seen.server.url} sleeps", kind=FaultKind.POISONED)
+            message = f"nobody can tell what of server {seen.server.url} sleeps; end it"
+            raise BackendError(message, kind=FaultKind.POISONED)
         if extra := [tag for tag in now.asleep if tag not in was]:
             await self.wake(now, extra, until)
         if missing := tuple(tag for tag in seen.tags if tag in was and tag not in now.asleep):
@@ -159,7 +160,8 @@ class Sleepers:
             if await done():
                 return True
             if unsure and await self._asleep(seen, until) is None:  # a second time it could end the server
-                raise BackendError(f"nobody can tell what became of it: {error}", kind=FaultKind.POISONED)
+                message = f"nobody can tell what became of it: {error}; end the server"
+                raise BackendError(message, kind=FaultKind.POISONED)
             return False
 
         try:

@@ -23,14 +23,14 @@ _INFO = ("/get_server_info", "/server_info")  # its name changes in v0.5.x
 class SglangDialect(Dialect):
     tags = ("weights", "kv_cache", "cuda_graph")
     apart = True
+    tells = False
 
     async def run_of(self, server: Server, until: float) -> str:
         # Drawn anew at each start, unless somebody chose one.
-        seed = (await self._info(server, until)).get("random_seed", "")
-        return f"{server.target.pid}-{server.target.start}-{seed}"[:300]
+        return str((await self._info(server, until)).get("random_seed", ""))[:300]
 
     async def asleep(self, server: Server, mark: Mark | None, until: float) -> tuple[str, ...] | None:
-        if mark is None or mark.run != await self.run_of(server, until):
+        if mark is None or not mark.is_of(await self.run_of(server, until), server.process):
             return ()
         return None if mark.unsure else mark.out
 

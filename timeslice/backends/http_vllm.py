@@ -3,7 +3,8 @@
 ``POST /sleep?level=1`` keeps the weights in pinned host memory, level 2 drops them; both drop the KV cache. ``mode`` is
 known since v0.16; older servers pass over it and abort. An executor that sleeps ignores a further ``/sleep``, and
 passes over a whole ``/wake_up`` in which one tag is awake already (both with status 200), so tags are woken one by one.
-``/is_sleeping`` is true until all are awake. The routes are there with VLLM_SERVER_DEV_MODE=1 only.
+``/is_sleeping`` is true until all are awake, and while only the scheduler pauses; the gauge ``engine_sleep_state`` of
+``/metrics`` (vllm/v1/metrics/loggers.py) tells these apart. The routes are there with VLLM_SERVER_DEV_MODE=1 only.
 """
 
 # ruff: noqa: ARG002 - the interface has these arguments
@@ -17,7 +18,11 @@ from timeslice.backends.http_dialect import Dialect, Server
 from timeslice.backends.http_marks import Mark
 from timeslice.errors import BackendError, FaultKind
 
-_COUNT = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{[^}]*\})?\s+([0-9.eE+]+)\s*$", re.MULTILINE)
+_NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
+_COUNT = re.compile(rf"^vllm:num_requests_(running|waiting)(?:\{{[^}}]*\}})?\s+{_NUMBER}\s*$", re.MULTILINE)
+_SLEEP_STATE = re.compile(
+    rf'^vllm:engine_sleep_state\{{[^}}]*sleep_state="(\w+)"[^}}]*\}}\s+{_NUMBER}\s*$', re.MULTILINE
+)
 _START = "start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
 _LEVELS = {"offload": "1", "discard": "2"}
 
@@ -25,12 +30,13 @@ _LEVELS = {"offload": "1", "discard": "2"}
 class VllmDialect(Dialect):
     tags = ("weights", "kv_cache")
     apart = False
+    tells = True
 
     def __init__(self, *, drain: str, reload: bool) -> None:
         self._drain, self._reload = drain, reload
 
     async def run_of(self, server: Server, until: float) -> str:
-        return f"{server.target.pid}-{server.target.start}"  # what /is_sleeping says overrules it anyway
+        return ""  # what /is_sleeping says overrules it anyway
 
     async def asleep(self, server: Server, mark: Mark | None, until: float) -> tuple[str, ...] | None:
         answer = await server.question("/is_sleeping", until, accept=(404,))
@@ -41,8 +47,16 @@ class VllmDialect(Dialect):
             raise BackendError(f"{server.url}/is_sleeping answered something else", kind=FaultKind.UNSUPPORTED)
         if not found:
             return ()
-        same = mark is not None and mark.run == await self.run_of(server, until)
-        return mark.out if mark and same and mark.out else self.tags
+        known = mark is not None and mark.out and mark.is_of("", server.process)
+        if mark and known and not (mark.unsure and mark.out == self.tags):
+            return mark.out
+        return self.tags if await self._is_out(server, until) else ()
+
+    async def _is_out(self, server: Server, until: float) -> bool:
+        """Whether one that says that it sleeps has really put something away. One whose scheduler pauses (``/pause``,
+        level 0) says so too, with all its memory on the device. Where it keeps no statistics it is believed."""
+        states = _SLEEP_STATE.findall((await server.question("/metrics", until, accept=(404,))).text())
+        return not states or any(kind != "awake" and float(number) for kind, number in states)
 
     async def objection(self, server: Server, selection: Selection, until: float) -> str:
         if selection.tags and set(selection.tags) != set(self.tags):
