@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_origin
 
 import click
 
@@ -63,10 +64,21 @@ INTERNAL = {
 HANDED = {"AsyncLease", "Lease", "Workload"}
 
 
+def _plain(signature: inspect.Signature) -> inspect.Signature:
+    """A model's fields without their bounds, which are nobody's concern who calls it."""
+    bare = inspect.Parameter.empty
+    return signature.replace(
+        parameters=[
+            each.replace(annotation=bare) if get_origin(each.annotation) else each
+            for each in signature.parameters.values()
+        ]
+    )
+
+
 def signature_of(thing: object) -> str:
-    """The call as one line, without the types of what comes back in annotations' quotes."""
+    """The call as one line, without the types of what comes back in annotations' quotes. Alike on every Python."""
     try:
-        return str(inspect.signature(thing)).replace("'", "")  # type: ignore[arg-type]
+        return str(_plain(inspect.signature(thing))).replace("''", '""').replace("'", "")  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
 

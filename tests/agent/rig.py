@@ -181,6 +181,11 @@ class Rig:
     async def begin_swap(self, *out: str, into: str) -> int:
         """The first of ``out`` holds and yields while ``into`` waits: a swap, planned. Its number."""
         await self.acquire(out[0])
+
+        async def holds() -> bool:  # a node that was silent for a moment grants nobody
+            return (await self.view()).state.get("job") == out[0]
+
+        await until(holds, f"{out[0]} holds")
         await self.acquire(into)
         await self.yield_(out[0])
         return await self.plan(*out, into=into)
