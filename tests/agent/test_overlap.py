@@ -164,14 +164,14 @@ async def test_what_came_in_before_the_agent_was_killed_hides_nothing(rig: Rig) 
 async def test_a_lie_that_outlives_the_agent_is_found_beside_a_comer(rig: Rig, operation: str, moment: str) -> None:
     """G06: the leaver's memory stays taken, and the agent is killed in between. The next run knows what was free before
     either copy, tells what the comer took from it, and undoes both."""
-    agent = rig.spawn_agent()
+    agent = rig.spawn_agent(free_s=0.3)
     command = await _commit(rig, 300, 400)
     lie = {"share": 0.5, "of": "a"}
     rig.fake.write("knobs", {"overlaps": {"on": True}, "suspend": lie, operation: {**lie, "die": moment}})
     await rig.send(command)
     assert await until(agent.poll, "the agent died") == -signal.SIGKILL
     rig.fake.write("knobs", {"overlaps": {"on": True}, "suspend": lie})
-    rig.spawn_agent()
+    rig.spawn_agent(free_s=0.3)
     failed = await rig.outcome(command, 40)
     assert failed["step"] == "failed"
     assert "only 150 of its 300 bytes were measured free" in failed["error"]

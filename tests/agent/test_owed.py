@@ -12,10 +12,12 @@ from tests.agent.rig import Rig, until
 from timeslice.agent import moving
 from timeslice.models import Command
 
+FREE_S = 0.3
+
 
 @pytest.fixture(autouse=True)
 def _not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "FREE_S", 0.3)
+    monkeypatch.setattr(moving, "FREE_S", FREE_S)
 
 
 async def _commit(rig: Rig, *out: str, into: str | None) -> Command:
@@ -142,7 +144,7 @@ async def test_the_job_itself_comes_back_while_it_owes(rig: Rig) -> None:
 @pytest.mark.parametrize("killed", ["in the suspend", "in the undo", "after the answer"])
 async def test_a_restarted_agent_still_knows_what_is_owed(rig: Rig, killed: str) -> None:
     """G06: what was due and what was free before is on disk before the suspend, so that the next agent counts, too."""
-    agent = rig.spawn_agent()
+    agent = rig.spawn_agent(free_s=FREE_S)
     command = await _lie(rig, **({"die": "after"} if killed == "in the suspend" else {}))
     if killed == "in the undo":
         rig.fake.knob("restore", die="before")
@@ -152,7 +154,7 @@ async def test_a_restarted_agent_still_knows_what_is_owed(rig: Rig, killed: str)
         agent.kill()
     assert agent.wait(30) == -signal.SIGKILL
     rig.fake.write("knobs", {"restore": {"fail": -1}})
-    rig.spawn_agent()
+    rig.spawn_agent(free_s=FREE_S)
     failed = await rig.outcome(command, 40)
     assert failed["step"] == "failed"
     assert "only 0 of its 600 bytes were measured free" in failed["error"]
@@ -164,13 +166,13 @@ async def test_a_restarted_agent_still_knows_what_is_owed(rig: Rig, killed: str)
 
 async def test_a_swap_that_ended_meanwhile_leaves_the_debt(rig: Rig) -> None:
     """Killed in the suspend, and the swap is over when the next agent comes: still nobody gets in."""
-    agent = rig.spawn_agent()
+    agent = rig.spawn_agent(free_s=FREE_S)
     command = await _lie(rig, die="after")
     await rig.send(command)
     assert agent.wait(20) == -signal.SIGKILL
     rig.fake.write("knobs", {"restore": {"fail": -1}})
     await rig.driver.client.flushall()
-    rig.spawn_agent()
+    rig.spawn_agent(free_s=FREE_S)
 
     async def told() -> bool:
         return await rig.member_state("a") == "suspending"
