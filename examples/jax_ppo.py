@@ -7,8 +7,7 @@ other machines. While one job waits for its rewards, another one has the device.
 too. The comparison is to the bit: rewards of each step, and the parameters at the end.
 
 There is no accelerator. "The device" is the memory of JAX's arrays on the CPU, with one thread a job: when a job has to
-leave, its arrays are copied out and deleted, and made again when it returns. The reference policy does not change, so
-it is copied once.
+leave, its arrays are copied out and deleted, and made again when it returns; the reference policy is copied only once.
 
     python examples/jax_ppo.py --jobs 2 --json jax.json
     python examples/jax_ppo.py --steps 20 --verifier 0.5      # slow rewards
@@ -21,6 +20,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -382,8 +382,9 @@ def main() -> None:
         return
     if arguments.jobs < 1 or arguments.steps < 1:
         parser.error("--jobs and --steps: at least 1")
-    names = [f"ppo-{number}" for number in range(arguments.jobs)]
-    report = compare(names, arguments.steps, arguments.verifier)
+    for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
+    report = compare([f"ppo-{n}" for n in range(arguments.jobs)], arguments.steps, arguments.verifier)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     print(
@@ -392,8 +393,7 @@ def main() -> None:
         f"{report['bytes_moved'] >> 20} MiB moved, overlaps {report['overlaps']}, results equal: "
         f"{report['results_equal']}"
     )
-    good = report["results_equal"] and not report["overlaps"] and (report["swaps"] or arguments.jobs == 1)
-    sys.exit(0 if good else 1)
+    sys.exit(not (report["results_equal"] and not report["overlaps"] and (report["swaps"] or arguments.jobs == 1)))
 
 
 if __name__ == "__main__":

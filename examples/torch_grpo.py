@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import statistics
 import string
 import subprocess
@@ -375,6 +376,8 @@ def main() -> None:
         return
     if not 2 <= given.jobs <= 8 or given.steps < 1 or (given.verifier or 0) < 0:
         parser.error("--jobs: 2 to 8; --steps: at least 1; --verifier: 0 or more")
+    for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
     report = compare(string.ascii_lowercase[: given.jobs], given.steps, given.verifier, given.seed)
     show(report)
     if given.json:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -181,6 +182,8 @@ def main() -> None:
         return
     if arguments.rounds < 1:
         parser.error("--rounds: at least 1")
+    for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
     report = run(arguments.rounds)
     show(report)
     if arguments.json:

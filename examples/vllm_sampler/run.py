@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -156,9 +157,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, choices=range(2, 6))
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
     found = run(options.jobs)
     for turn in found["turns"]:
         say(f"  {turn['job']}: {turn['how']}, {turn['seconds']:.2f} s")
+    say("the servers are stand-ins for vLLM, the device is emulated")
     say(f"results_equal {found['results_equal']}, overlaps {found['overlaps']}, switches {found['switches']}")
     refused = f"a request to a sleeper was refused within {found['sleeper_refused_s']:.3f} s"
     say(f"{refused}; of {found['probes_of_sleepers']} probes of sleepers {found['probes_that_saw_death']} saw death")
