@@ -33,6 +33,7 @@ class Sglang(StandIn):
             "kv_cache": Part("kv_cache", options.kv_cache, options.device),
             "cuda_graph": Part("cuda_graph", 4096, options.device),
         }
+        self.sizes = {"weight": options.weights, "kvcache": options.kv_cache}
         self.offload_tags: set[str] = set()
         self.random_seed = secrets.randbelow(1 << 30)
         self.routes = {
@@ -52,7 +53,9 @@ class Sglang(StandIn):
             "enable_memory_saver": self.options.enable_memory_saver,
             "enable_weights_cpu_backup": self.options.enable_weights_cpu_backup,
         }
-        return Reply(200, {**flags, "random_seed": self.random_seed, "internal_states": [{}], "version": "0.5.5"})
+        sizes = {name: round(size / (1 << 30), 2) for name, size in self.sizes.items()}  # in GiB
+        told = {"random_seed": self.random_seed, "internal_states": [{"memory_usage": sizes}], "version": "0.5.5"}
+        return Reply(200, {**flags, **told})
 
     def load(self, _: Asked) -> Reply:
         return Reply(200, [{"dp_rank": 0, "num_reqs": self.running, "num_waiting_reqs": self.waiting}])

@@ -23,7 +23,7 @@ class Vllm(StandIn):
         super().__init__(faults=faults_of(options.fault), token=options.proxy_token)
         self.options = options
         self.weights = Part("weights", options.weights, options.device, options.seed)
-        self.kv_cache = Part("kv_cache", options.kv_cache, options.device)
+        self.kv_cache = Part("kv_cache", options.kv_cache_memory_bytes or options.kv_cache, options.device)
         self.sleeping_tags: set[str] = set()
         self.level = 0  # as its metrics tell
         self.paused = self.aborting = self.dead = False
@@ -48,6 +48,9 @@ class Vllm(StandIn):
                  for kind, number in (("running", self.running), ("waiting", self.waiting))]  # fmt: skip
         for level, state in enumerate(("awake", "weights_offloaded", "discard_all")):
             lines.append(f'vllm:engine_sleep_state{{engine="0",sleep_state="{state}"}} {level == self.level:.1f}')
+        lines.append(
+            f'vllm:cache_config_info{{engine="0",kv_cache_memory_bytes="{self.options.kv_cache_memory_bytes}"}} 1'
+        )
         if self.fault("odd metrics"):
             lines = [line.rpartition(" ")[0] + " 1.2.3" for line in lines]
         return Reply(200, "\n".join(["# TYPE vllm:num_requests_running gauge", *lines, ""]).encode())
@@ -159,6 +162,7 @@ class Vllm(StandIn):
 def parser() -> argparse.ArgumentParser:
     made = arguments("vllm")
     made.add_argument("--enable-sleep-mode", action="store_true")
+    made.add_argument("--kv-cache-memory-bytes", type=int, help="as --kv-cache, and told in the metrics")
     return made
 
 

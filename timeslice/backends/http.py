@@ -86,11 +86,14 @@ class HttpBackend(Backend):
         )
 
     async def estimate(self, job: Job, selection: Selection) -> int:
-        """At most: a server does not tell how much of it are weights, and how much is dropped in any case."""
-        if selection.mode == "discard":
+        """At most: a server does not tell how much of it are weights, some tell how much is dropped in any case."""
+        if selection.mode == "discard" or selection.tags == ("kv_cache",):
             return 0
-        found = await self._look(job, time.monotonic() + PROBE_S)
-        return await self._on_device(job) if any(not seen.asleep for seen in found) else 0
+        until = time.monotonic() + PROBE_S
+        awake = [seen for seen in await self._look(job, until) if not seen.asleep]
+        dropped = await self._each(job, awake, lambda seen: seen.dialect.dropped(seen.server, until))
+        held = await self._sizes(*{seen.server.target: None for seen in awake})
+        return sum(max(0, size - min(dropped, default=0)) for size in held)
 
     async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         """Nothing can be locked from here: it waits until the servers are idle."""
@@ -247,11 +250,15 @@ class HttpBackend(Backend):
     async def _held_by(self, *targets: Target) -> int:
         """Bytes that these processes and their children have on the devices. 0 where nobody can tell: of servers
         elsewhere, for whom another process stands in."""
+        return sum(await self._sizes(*targets))
+
+    async def _sizes(self, *targets: Target) -> list[int]:
+        """The same for each device by itself."""
         if not has_devices(self._context):
-            return 0
+            return []
         local = [target.pid for target in targets if not is_foreign(target) and is_alive(target)]
         pids = await asyncio.to_thread(_families, local)
-        return sum(size for device in await self.memory() for pid, size in device.holders if pid in pids)
+        return [sum(size for pid, size in device.holders if pid in pids) for device in await self.memory()]
 
 
 def _families(pids: Sequence[int]) -> set[int]:

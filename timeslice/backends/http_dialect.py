@@ -87,6 +87,10 @@ class Dialect(ABC):
     async def objection(self, server: Server, selection: Selection, until: float) -> str:
         """Why it can't do that, with the remedy; '' if it can. Nothing is touched."""
 
+    async def dropped(self, server: Server, until: float) -> int:  # noqa: ARG002 - the interface has these arguments
+        """Bytes on each of its devices that any sleep drops, at least. 0: it does not tell."""
+        return 0
+
     @abstractmethod
     async def work(self, server: Server, until: float) -> str:
         """What it computes now; '' when it is idle."""

@@ -17,6 +17,7 @@ from timeslice.backends.http_dialect import Dialect, Server
 from timeslice.backends.http_marks import Mark
 from timeslice.errors import BackendError, FaultKind
 
+_ROUNDED, _LARGEST = 0.01, 1e6  # GiB
 _INFO = ("/get_server_info", "/server_info")  # its name changes in v0.5.x
 
 
@@ -46,6 +47,12 @@ class SglangDialect(Dialect):
             )
         return ""
 
+    async def dropped(self, server: Server, until: float) -> int:
+        """Its cache, which it tells in GiB with two decimals."""
+        states = (await self._info(server, until)).get("internal_states")
+        sizes = [_cache(state) for state in states] if isinstance(states, list) else []
+        return max(0, int((min(sizes, default=0.0) - _ROUNDED) * (1 << 30)))
+
     async def work(self, server: Server, until: float) -> str:
         # It flushes only when nothing runs or waits; 400 says that. Old servers say 200 in any case.
         answer = await server.question("/flush_cache", until, method="POST", accept=(400,))
@@ -67,6 +74,12 @@ class SglangDialect(Dialect):
             if answer.status != 404:
                 return answer.object()
         raise BackendError(f"{server.url} does not tell how it was started: no SGLang?", kind=FaultKind.UNSUPPORTED)
+
+
+def _cache(state: Any) -> float:
+    usage = state.get("memory_usage") if isinstance(state, dict) else None
+    size = usage.get("kvcache") if isinstance(usage, dict) else None
+    return size if isinstance(size, float) and 0 < size < _LARGEST else 0.0
 
 
 def _ranks(load: Any) -> list[dict[str, Any]]:

@@ -23,6 +23,8 @@ _COUNT = re.compile(rf"^vllm:num_requests_(running|waiting)(?:\{{[^}}]*\}})?\s+{
 _SLEEP_STATE = re.compile(
     rf'^vllm:engine_sleep_state\{{[^}}]*sleep_state="(\w+)"[^}}]*\}}\s+{_NUMBER}\s*$', re.MULTILINE
 )
+_CACHE = re.compile(r'^vllm:cache_config_info\{[^}]*kv_cache_memory_bytes="(\d{1,15})"', re.MULTILINE)
+_WHOLE_BLOCKS = 0.98
 _START = "start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
 _LEVELS = {"offload": "1", "discard": "2"}
 
@@ -51,6 +53,11 @@ class VllmDialect(Dialect):
         if mark and known and not (mark.unsure and mark.out == self.tags):
             return mark.out
         return self.tags if await self._is_out(server, until) else ()
+
+    async def dropped(self, server: Server, until: float) -> int:
+        """Its cache, where it was started with ``--kv-cache-memory-bytes``; it is made of whole blocks."""
+        told = _CACHE.findall((await server.question("/metrics", until, accept=(404,))).text())
+        return int(min(map(int, told), default=0) * _WHOLE_BLOCKS)
 
     async def _is_out(self, server: Server, until: float) -> bool:
         """Whether one that says that it sleeps has really put something away. One whose scheduler pauses (``/pause``,
