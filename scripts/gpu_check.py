@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -57,6 +58,9 @@ def run_case(ground: Ground, case: Case) -> Result:
         outcome, why = "skipped", str(error)
     except Exception as error:
         outcome, why = "failed", f"{type(error).__name__}: {error}"
+    except BaseException:
+        ground.clear()  # a process that is stopped would keep its memory for ever
+        raise
     result = Result(case.__name__.replace("_", " "), outcome, round(time.monotonic() - began, 3), why=why)
     if ground.node is None:
         result.size, (result.out_s, result.back_s) = ground.size, ground.seconds
@@ -88,6 +92,13 @@ def stub_ground(options: dict[str, str], folder: Path) -> Iterator[Ground]:
         yield Ground(device, STUB, int(STUB_BYTES * 0.55), options, folder, node)
 
 
+def writable(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    """Minutes of work are not lost to a typing error."""
+    if path and not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"the folder of {path} does not exist; nothing was run")
+    return path
+
+
 def show(results: list[Result]) -> None:
     for each in results:
         speed = ""
@@ -98,12 +109,20 @@ def show(results: list[Result]) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the results to this file.")
+@click.option(
+    "--json",
+    "path",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=writable,
+    help="Write the results to this file.",
+)
 @click.option("--driver", type=click.Choice(["cli", "api"]), default="cli", help="cuda-checkpoint, or the driver API.")
 @click.option("--tool", help="Path of cuda-checkpoint.")
 @click.option("--gib", type=float, default=4.0, show_default=True, help="Size of a job on a real GPU.")
 def main(path: Path | None, driver: str, tool: str | None, gib: float) -> None:
     options = {"driver": driver, **({"tool": tool} if tool else {})}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
     folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     try:
         if ground := real_ground(options, gib, folder):

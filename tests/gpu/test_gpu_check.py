@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.support.ended import end_in_the_middle
+from tests.support.jobs import process_state, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -47,3 +55,38 @@ def test_a_tool_that_does_not_work_fails_cases(tmp_path: Path, needs_tool: Any) 
     assert told["failed"] == len(told["cases"])
     assert all("can't be started" in case["why"] for case in told["cases"])
     assert "! /nowhere/cuda-checkpoint was not found" in done.stdout
+
+
+def test_a_wrong_folder_is_said_before_anything_runs(tmp_path: Path) -> None:
+    """Minutes of work are not lost to a typing error."""
+    command = [sys.executable, str(ROOT / "scripts" / "gpu_check.py"), "--json", str(tmp_path / "no" / "gpu.json")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "does not exist; nothing was run" in done.stderr
+    assert done.stdout == ""
+
+
+def test_ended_in_the_middle_it_leaves_nothing(needs_tool: Any) -> None:
+    """By a plain kill while a process is on the device: no process and no file is left."""
+    needs_tool("cc")
+    command = ["env", f"PYTHONPATH={ROOT}", sys.executable, str(ROOT / "scripts" / "gpu_check.py")]
+    with tempfile.TemporaryDirectory(prefix="gc") as temporary:
+        end_in_the_middle(command, signal.SIGTERM, Path(temporary), "tests.gpu.worker")
+
+
+def test_a_case_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that the case had stopped: it would keep its memory on the GPU for ever."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    checks, cases = (importlib.import_module(name) for name in ("gpu_check", "gpu_cases"))
+    pids = []
+
+    async def interrupted(ground: Any) -> None:
+        pids.append(ground.start(0).pid)
+        os.kill(pids[0], signal.SIGSTOP)
+        wait_until(lambda: process_state(pids[0]) == "T", "stopped")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checks.run_case(cases.Ground("GPU-0", "stub", 0, {}, tmp_path), interrupted)
+    assert not Path(f"/proc/{pids[0]}").exists()
