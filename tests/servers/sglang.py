@@ -37,8 +37,8 @@ class Sglang(StandIn):
         self.offload_tags: set[str] = set()
         self.random_seed = secrets.randbelow(1 << 30)
         self.routes = {
-            ("GET", "/health"): lambda _: Reply(),
-            ("GET", "/health_generate"): lambda _: Reply(),  # passed over while a tag is released
+            ("GET", "/health"): self.health,
+            ("GET", "/health_generate"): self.health,
             ("GET", "/get_server_info"): self.info,
             ("GET", "/get_load"): self.load,
             ("POST", "/flush_cache"): self.flush_cache,
@@ -56,6 +56,10 @@ class Sglang(StandIn):
         sizes = {name: round(size / (1 << 30), 2) for name, size in self.sizes.items()}  # in GiB
         told = {"random_seed": self.random_seed, "internal_states": [{"memory_usage": sizes}], "version": "0.5.5"}
         return Reply(200, {**flags, **told})
+
+    def health(self, _: Asked) -> Reply:
+        """Both routes generate a token. The scheduler passes over that while it works or a tag is released."""
+        return Reply() if self.running or self.offload_tags else self.completions(Asked({}, {"max_tokens": 1}))
 
     def load(self, _: Asked) -> Reply:
         return Reply(200, [{"dp_rank": 0, "num_reqs": self.running, "num_waiting_reqs": self.waiting}])

@@ -22,7 +22,7 @@ from timeslice.backends.http_access import AccessError, AllowList, Token, plain
 from timeslice.backends.http_client import HttpClient
 from timeslice.backends.http_dialect import Dialect, Server
 from timeslice.backends.http_marks import Marks, default_folder
-from timeslice.backends.http_servers import Seen, Sleepers
+from timeslice.backends.http_servers import Seen, Sleepers, kept
 from timeslice.backends.http_sglang import SglangDialect
 from timeslice.backends.http_vllm import VllmDialect
 from timeslice.backends.steps import Step, combine, together
@@ -55,7 +55,7 @@ class HttpBackend(Backend):
             self._client = HttpClient(allow, self._token, timeout_s=_seconds(given.get("timeout", "5")))
             drain = _one_of("drain", given.get("drain", "wait"), ("wait", "abort"))
             reload = _one_of("reload", given.get("reload", "0"), ("0", "1")) == "1"
-            self._sleepers = Sleepers(Marks(Path(given.get("state") or default_folder())), self._held_by)
+            self._sleepers = Sleepers(Marks(Path(given.get("state") or default_folder())), self._sizes)
         except ValueError as error:
             raise BackendError(
                 f"group {context.group}, node {context.node}: http backend: {error}",
@@ -93,7 +93,7 @@ class HttpBackend(Backend):
         awake = [seen for seen in await self._look(job, until) if not seen.asleep]
         dropped = await self._each(job, awake, lambda seen: seen.dialect.dropped(seen.server, until))
         held = await self._sizes(*{seen.server.target: None for seen in awake})
-        return sum(max(0, size - min(dropped, default=0)) for size in held)
+        return kept(held, min(dropped, default=0))
 
     async def prepare(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         """Nothing can be locked from here: it waits until the servers are idle."""
@@ -232,9 +232,9 @@ class HttpBackend(Backend):
         """BackendError(transient) when its servers keep more of the devices than they may. How large a part was nobody
         can tell, but that it freed nothing at all."""
         soon, may_keep = min(until, time.monotonic() + FREE_S), (1 - FREED_SHARE) * had if whole else max(0, had - 1)
-        while (kept := await self._on_device(job)) > may_keep:
+        while (still := await self._on_device(job)) > may_keep:
             if time.monotonic() + _PAUSE_S > soon:
-                message = f"its servers said that they sleep, and still have {kept} of {had} bytes on the device"
+                message = f"its servers said that they sleep, and still have {still} of {had} bytes on the device"
                 raise fault(
                     FaultKind.TRANSIENT,
                     job,
@@ -245,15 +245,11 @@ class HttpBackend(Backend):
 
     async def _on_device(self, job: Job) -> int:
         """Bytes that its servers have on the devices."""
-        return await self._held_by(*(target for target in job.targets if target.endpoints))
-
-    async def _held_by(self, *targets: Target) -> int:
-        """Bytes that these processes and their children have on the devices. 0 where nobody can tell: of servers
-        elsewhere, for whom another process stands in."""
-        return sum(await self._sizes(*targets))
+        return sum(await self._sizes(*(target for target in job.targets if target.endpoints)))
 
     async def _sizes(self, *targets: Target) -> list[int]:
-        """The same for each device by itself."""
+        """Bytes that these processes and their children have on each device. Nothing where nobody can tell: of servers
+        elsewhere, for whom another process stands in."""
         if not has_devices(self._context):
             return []
         local = [target.pid for target in targets if not is_foreign(target) and is_alive(target)]

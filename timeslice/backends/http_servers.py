@@ -48,11 +48,16 @@ class Seen:
         return tuple(tag for tag in self.tags if tag in (selection.tags or self.tags))
 
 
+def kept(sizes: Sequence[int], dropped: int) -> int:
+    """Bytes that host memory has to take, at most, of a server with these sizes on its devices."""
+    return sum(max(0, size - dropped) for size in sizes)
+
+
 class Sleepers:
     """Servers of one group on one node."""
 
-    def __init__(self, marks: Marks, measure: Callable[[Target], Awaitable[int]]) -> None:
-        """``measure`` gives the bytes on the devices of a server's process, 0 if nobody can tell."""
+    def __init__(self, marks: Marks, measure: Callable[[Target], Awaitable[list[int]]]) -> None:
+        """``measure`` gives the bytes of a server's process on each device, none if nobody can tell."""
         self._marks, self._measure = marks, measure
 
     async def look(self, server: Server, dialect: Dialect, until: float) -> Seen:
@@ -60,7 +65,7 @@ class Sleepers:
         mark = self._marks.get(server.url)
         asleep = await dialect.asleep(server, mark, until)
         if asleep is None and mark and mark.device_bytes:
-            now = await self._measure(server.target)
+            now = sum(await self._measure(server.target))
             if now >= _AWAKE_SHARE * mark.device_bytes:
                 asleep = ()
             elif now <= _ASLEEP_SHARE * mark.device_bytes:
@@ -79,17 +84,20 @@ class Sleepers:
     async def put_to_sleep(self, seen: Seen, selection: Selection, until: float) -> None:
         server, dialect, before = seen.server, seen.dialect, seen.asleep or ()
         tags = tuple(tag for tag in seen.asked(selection) if tag not in before)
-        had = await self._measure(server.target)
+        sizes, out = await self._measure(server.target), tuple(tag for tag in seen.tags if tag in {*before, *tags})
+        had = sum(sizes)
         if before and seen.mark:  # a part of it left earlier
             had = max(had, seen.mark.device_bytes)
+        keeps = selection.mode == "offload" and "weights" in out
+        dropped = await dialect.dropped(server, until) if keeps and "kv_cache" not in before else 0
         mark = Mark(
             url=server.url,
             run=await dialect.run_of(server, until),
             process=server.process,
-            out=tuple(tag for tag in seen.tags if tag in {*before, *tags}),
+            out=out,
             mode=selection.mode,
             device_bytes=had,
-            host_bytes=had if selection.mode == "offload" else 0,
+            host_bytes=kept(sizes, dropped) if keeps else 0,
         )
 
         async def done() -> bool:

@@ -32,8 +32,12 @@ async def test_a_cache_that_is_told_is_dropped_and_needs_no_room(large: Lab) -> 
     need = await large.backend.estimate(job, ALL)
     assert WEIGHTS <= need < WEIGHTS + CACHE / 3
     assert await large.backend.estimate(job, Selection(tags=("kv_cache",))) == 0
+    await large.out(job, Selection(tags=("kv_cache",)))
+    assert (await large.backend.probe(job)).host_bytes == 0
+    await large.back(job)
     await large.out(job)
     assert await large.backend.estimate(job, ALL) == 0
+    assert (await large.backend.probe(job)).host_bytes == need
 
 
 async def test_a_cache_of_a_size_that_was_asked_for_is_told(lab: Lab) -> None:
