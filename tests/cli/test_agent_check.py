@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,8 +107,18 @@ def test_the_exit_code_is_about_the_backends_that_are_named(others: dict[str, st
     assert "no backend 'nothere'; installed are:" in missing["problems"][0]
 
 
+def test_what_is_no_more_than_a_stage_does_not_work_alone() -> None:
+    """An agent refuses it as a backend of its own, so the check does when it is asked; else its line says what for."""
+    line = next(line for line in run().stdout.splitlines() if line.startswith("quiesce"))
+    assert line.split(maxsplit=2) == ["quiesce", "ok", "as a stage of composite"]
+    alone = backends(told("--backend", "quiesce", code=1))["quiesce"]
+    assert alone["stage"] is True
+    assert "composite:stages=quiesce+cuda" in alone["problems"][0]
+
+
 def test_the_real_devices_are_told(gpu_node: Node) -> None:
-    """What NVML shows, or why it shows nothing; only those asked for by --device, and one that is not there is said."""
+    """What NVML shows, or why it shows nothing; only those asked for by --device. One that is not there is said, and
+    an agent would not start with it: status 1."""
     gpu_node.add_device(uuid(1), GIB, model="Other-GPU")
     document = told(environment=gpu_node.environment)
     assert [(each["uuid"], each["name"]) for each in document["devices"]] == [
@@ -118,10 +129,21 @@ def test_the_real_devices_are_told(gpu_node: Node) -> None:
     chosen = told("--device", "trainers=1", environment=gpu_node.environment)
     assert [each["uuid"] for each in chosen["devices"]] == [uuid(1)]
     wrong = run("--device", "trainers=5", **gpu_node.environment)
-    assert wrong.returncode == 0
+    assert wrong.returncode == 1
     assert f"no device '5' on this node; there are: {uuid(0)} (GPU 0, Stub-GPU, 1024 MiB); {uuid(1)}" in wrong.stderr
     gpu_node.set("nvml", "not_loaded")
     assert "the NVIDIA driver is not loaded" in run(**gpu_node.environment).stderr
+    assert run("--device", "trainers=0", **gpu_node.environment).returncode == 1
+
+
+def test_every_field_is_documented(gpu_node: Node) -> None:
+    """docs/reference/json.md names what the document has."""
+    document = told(environment=gpu_node.environment)
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
+    section = page.partition("## `agent --check`")[2].partition("\n## ")[0]
+    words = set(re.findall(r"\w+", section))
+    fields = {*document, *document["devices"][0], *document["backends"][0]} - {"schema"}
+    assert sorted(fields - words) == []
 
 
 def test_json_is_only_for_the_check() -> None:

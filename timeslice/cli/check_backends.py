@@ -32,6 +32,7 @@ class Health:
     problems: tuple[str, ...]
     emulated: bool  # it works on an emulated device, not on a real one
     asked: bool  # named by --backend
+    stage: bool  # no more than a stage of composite
 
     @property
     def ok(self) -> bool:
@@ -59,7 +60,8 @@ class _NoServer:
 
 
 def check(node: str, asked_devices: Mapping[str, Sequence[str]], specs: Sequence[str], *, as_json: bool) -> int:
-    """Print the health of every installed backend; the exit code says whether those of ``specs`` can work."""
+    """Print the health of every installed backend; the exit code says whether those of ``specs`` can work, and whether
+    the devices asked for are there."""
     real = _real(asked_devices)
     accelerators = tuple(device.uuid for device in real.devices)
     context = Context(group="check", node=node, accelerators=accelerators, channel=_NoServer())
@@ -69,7 +71,8 @@ def check(node: str, asked_devices: Mapping[str, Sequence[str]], specs: Sequence
         print_json({"node": node, **_document(real, found)})
     else:
         _show(real, found)
-    return FAILED if any(each.asked and not each.ok for each in found) else DONE
+    missing = bool(asked_devices and real.problem)
+    return FAILED if missing or any(each.asked and not each.ok for each in found) else DONE
 
 
 def _real(asked: Mapping[str, Sequence[str]]) -> Real:
@@ -103,21 +106,28 @@ async def _all(context: Context, emulated: Path, specs: Sequence[str]) -> list[H
 
 async def _one(name: str, context: Context, emulated: Path, *, asked: bool) -> Health:
     """As on a node with the devices that are there; and where that does not go, with an emulated one."""
-    problems = await _problems(name, context)
-    on_emulated = bool(problems) and not await _problems(name, replace(context, accelerators=(), devices=(emulated,)))
-    return Health(backend=name, problems=() if on_emulated else problems, emulated=on_emulated, asked=asked)
+    problems, stage = await _look(name, context)
+    on_emulated = bool(problems) and not (await _look(name, replace(context, accelerators=(), devices=(emulated,))))[0]
+    if on_emulated:
+        problems = ()
+    if stage and asked:
+        problems = (f"it moves nothing by itself; write for example composite:stages={name}+cuda", *problems)
+    return Health(backend=name, problems=problems, emulated=on_emulated, asked=asked, stage=stage)
 
 
-async def _problems(name: str, context: Context) -> tuple[str, ...]:
+async def _look(name: str, context: Context) -> tuple[tuple[str, ...], bool]:
+    """What is wrong with it here, and whether it is no more than a stage of others."""
     try:
         async with asyncio.timeout(HEALTH_S):
-            return tuple(await get_backend(name, context).health())
+            backend = get_backend(name, context)
+            return tuple(await backend.health()), not backend.capabilities().modes
     except BackendError as error:
-        return (str(error).removeprefix(f"group {context.group}, node {context.node}: "),)
+        problem = str(error).removeprefix(f"group {context.group}, node {context.node}: ")
     except TimeoutError:
-        return (f"it did not say how it is within {HEALTH_S:g} s",)
+        problem = f"it did not say how it is within {HEALTH_S:g} s"
     except Exception as error:  # whatever somebody else's backend raises
-        return (f"it failed in an unexpected way: {type(error).__name__}: {error}",)
+        problem = f"it failed in an unexpected way: {type(error).__name__}: {error}"
+    return (problem,), False
 
 
 def _document(real: Real, found: Sequence[Health]) -> dict[str, object]:
@@ -132,6 +142,7 @@ def _document(real: Real, found: Sequence[Health]) -> dict[str, object]:
                 "ok": each.ok,
                 "emulated": each.emulated,
                 "asked": each.asked,
+                "stage": each.stage,
                 "problems": list(each.problems),
             }
             for each in found
@@ -146,7 +157,8 @@ def _show(real: Real, found: Sequence[Health]) -> None:
         (
             each.backend,
             "ok" if each.ok else "no",
-            "; ".join(each.problems) or ("on an emulated device" if each.emulated else ""),
+            "; ".join(each.problems)
+            or ("on an emulated device" if each.emulated else "as a stage of composite" if each.stage else ""),
         )
         for each in found
     ]

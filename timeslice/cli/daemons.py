@@ -187,7 +187,7 @@ Examples:
     "--check",
     is_flag=True,
     help="Only say which backends would work on this machine, and what the others lack; needs no Redis and no group. "
-    "Exit code 1 if one that --backend names would not work.",
+    "Exit code 1 if one that --backend names would not work, or a device that --device names is not there.",
 )
 @json_option
 @log_options
