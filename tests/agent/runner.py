@@ -20,7 +20,8 @@ from timeslice.agent.service import AgentOptions, run_agent
 async def main() -> None:
     given = json.loads(sys.argv[1])
     given["state_dir"] = Path(given["state_dir"])
-    moving.FREE_S = given.pop("free_s", moving.FREE_S)
+    if "free_s" in given:
+        vars(moving)["FREE_S"] = given.pop("free_s")
     given["groups"] = tuple(given["groups"])
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -64,11 +64,15 @@ class Fails(KnobBackend):
         raise BackendError("it does not answer", kind=FaultKind.POISONED, job=job.job)
 
 
-class Asks(Fails):
-    """Measures the device, and would need an answer of the job, which does not come."""
+class Slow(KnobBackend):
+    """Measures the device, and needs an answer of the job."""
 
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities(), forced=False)
+
+
+class Asks(Slow, Fails):
+    """And the answer does not come."""
 
 
 StartJob = Callable[..., subprocess.Popen[str]]
@@ -233,6 +237,27 @@ async def test_only_the_proven_processes_of_that_job_are_ended(rig: Rig) -> None
         assert lives(claimed)
 
 
+async def test_a_setting_that_was_taken_back_a_moment_ago_counts(rig: Rig) -> None:
+    """What the agent has heard of the setting may be old by seconds: before it ends anybody it asks again."""
+    await configure(rig, on_stuck="kill")
+
+    def make(_: str, context: Context) -> Backend:
+        return Slow(context)
+
+    async with rig.agent(make, ttl_s=90.0):
+        process = rig.spawn(job="a")
+        rig.fake.load("a", 600)
+        rig.fake.knob("suspend", fail=-1, kind="poisoned")
+        swap = await revoked(rig, process)
+        prepared = await rig.order(rig.command(swap, "prepare", "a", into=None, force=True))
+        assert prepared["step"] == "prepared", prepared
+        await configure(rig, on_stuck="block")
+        await rig.step("prepare", "commit")
+        failed = await rig.order(rig.command(swap, "commit", "a", into=None, force=True))
+        assert "--on-stuck kill" in failed["error"]
+        assert lives(process)
+
+
 async def test_it_is_out_only_when_its_memory_is_free(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kill alone proves nothing: until the device is measured free the next try fails, too."""
     monkeypatch.setattr("timeslice.agent.presence.FREE_S", 0.5)
@@ -257,3 +282,25 @@ async def test_it_is_out_only_when_its_memory_is_free(rig: Rig, monkeypatch: pyt
 def test_nobody_is_ended_unless_the_group_says_so() -> None:
     """The setting is off until somebody turns it on."""
     assert GroupConfig().on_stuck == "block"
+
+
+@pytest.mark.parametrize("operation", ["probe", "prepare", "suspend"])
+async def test_a_fault_that_names_no_job_is_told_of_the_one_that_was_asked(rig: Rig, operation: str) -> None:
+    """L28: a backend of third parties, or a deadline, may not say whose fault it is. The remedies are told all the
+    same."""
+
+    def make(_: str, context: Context) -> Backend:
+        return Slow(context)
+
+    async with rig.agent(make):
+        process = rig.spawn(job="a")
+        rig.fake.load("a", 600)
+        swap = await revoked(rig, process)
+        rig.fake.knob(operation, fail=-1, kind="poisoned")
+        order = rig.command(swap, "prepare", "a", into=None, force=True)
+        answer = await rig.order(order)
+        if operation == "suspend":
+            await rig.step("prepare", "commit")
+            answer = await rig.order(rig.command(swap, "commit", "a", into=None, force=True))
+        assert "--on-stuck kill" in answer["error"]
+        assert lives(process)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from timeslice.agent import procfs, selection
@@ -57,6 +58,16 @@ def seen(job: str, probe: Probe, backend: str, debt: Debt | None = None) -> Seen
     return Seen(job=job, state=state, host_bytes=probe.host_bytes, device_bytes=taken, backend=backend)
 
 
+@contextmanager
+def naming(job: str) -> Iterator[None]:
+    """What a backend, or a deadline, says went wrong is said of this job: the message may not say whose it is."""
+    try:
+        yield
+    except BackendError as error:
+        error.job = error.job or job
+        raise
+
+
 class Presences:
     """Looks jobs of one group up. ``last`` keeps what was last seen of each."""
 
@@ -99,7 +110,8 @@ class Presences:
         note = self.note_of(job, targets)
         backend = self.backends.choose(job, targets, note.backend if note else "", force=force)
         here = Job(group=self._group, job=job, node=self._node, targets=targets)
-        probe = await self.caller.look(f"probe of job {job}", lambda: backend.probe(here), deadline)
+        with naming(job):
+            probe = await self.caller.look(f"probe of job {job}", lambda: backend.probe(here), deadline)
         return Presence(here, backend, probe, await self.debts.of_one_out(job, targets, probe))
 
     def note_of(self, job: str, targets: Sequence[Target]) -> Note | None:
@@ -118,7 +130,8 @@ class Presences:
             if any(procfs.exits(target) for target in found.job.targets) and await self._some_ended(found):
                 continue
             try:
-                result = await action(found)
+                with naming(job):
+                    result = await action(found)
             except BackendError as error:
                 if error.kind is not FaultKind.GONE or not await self._some_ended(found):
                     raise

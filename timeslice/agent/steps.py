@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.memory import HostMemory
 from timeslice.agent.moving import Mover, at_once, fault
-from timeslice.agent.presence import Presence, Presences
+from timeslice.agent.presence import Presence, Presences, naming
 from timeslice.agent.selection import as_leave, as_selection, loses_weights, refusal
 from timeslice.agent.state import ERROR_LENGTH, Answer, Note, Seen, Undo
 from timeslice.backends.base import Selection
@@ -51,7 +51,8 @@ class Steps:
         need = 0
         for job in leaving:
             estimate = self._estimate(job, as_selection(leave[job.name]))
-            need += await self._caller.look(f"estimate of job {job.name}", estimate, work)
+            with naming(job.name):
+                need += await self._caller.look(f"estimate of job {job.name}", estimate, work)
         pids = [target.pid for job in leaving for target in job.job.targets]
         reserve = self._config().host_reserve_bytes
         self._host.admit(self._group, [job.name for job in leaving], need, reserve, pids)

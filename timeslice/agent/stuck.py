@@ -19,7 +19,7 @@ from timeslice.agent import procfs
 from timeslice.agent.calling import Deadline
 from timeslice.agent.choice import stands_in
 from timeslice.agent.group import Scope
-from timeslice.errors import BackendError, FaultKind
+from timeslice.errors import BackendError, FaultKind, RedisUnreachableError
 from timeslice.models import Target
 
 log = logging.getLogger("timeslice.agent")
@@ -38,6 +38,16 @@ async def judge(scope: Scope, error: BackendError) -> BackendError:
         return error
     if job in scope.registry.adrift() or any(map(stands_in, targets)):
         return _told(error, f"its workload runs elsewhere, so nothing here can end it; end job {job} there")
+    if scope.config.on_stuck == "kill":
+        try:
+            await scope.refresh()  # what was heard of the setting, and of who must leave, may be old
+        except RedisUnreachableError as away:
+            return _told(
+                error, f"whether its processes are still to be ended, as on_stuck said, can't be asked: {away}"
+            )
+        targets = scope.registry.alive(job)
+        if job != scope.must_leave or not targets:
+            return error
     if scope.config.on_stuck != "kill":
         return _told(
             error,
