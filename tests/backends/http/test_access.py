@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,41 @@ async def test_a_redirect_is_not_followed(lab: Lab) -> None:
     with pytest.raises(BackendError, match="redirects are not followed"):
         await lab.out(lab.job(server))
     assert len(server.calls("/sleep")) == 1
+
+
+async def test_no_proxy_of_the_environment_is_asked(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not on the list, and would see the token."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.setblocking(False)
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{stranger.getsockname()[1]}")
+        assert await lab.state(lab.job(lab.start())) is Residency.RESIDENT
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+
+
+async def test_an_answer_that_dribbles_is_over_at_the_deadline(lab: Lab) -> None:
+    """A byte every now and then is no answer: the time is for all of it."""
+    server = lab.start()
+    over = asyncio.Event()
+
+    async def dribble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        while not over.is_set():
+            writer.write(b" ")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), 0.02)
+        writer.close()
+
+    lab.backend = lab.make(timeout="0.5")
+    async with await asyncio.start_server(dribble, "127.0.0.1", 0) as slow:
+        job = of_job(lab.job(server), endpoints=(f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}",))
+        try:
+            with pytest.raises(BackendError, match="no answer within") as caught:
+                await asyncio.wait_for(lab.backend.probe(job), 20)
+        finally:
+            over.set()
+    assert caught.value.kind is FaultKind.TRANSIENT
 
 
 async def test_an_endless_answer_is_cut_off(lab: Lab) -> None:
