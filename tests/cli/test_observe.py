@@ -21,6 +21,8 @@ from tests.gpu.node import Node, uuid
 from tests.observe.worker import SIZE
 from timeslice.arena import Device
 from timeslice.cli.main import main
+from timeslice.cli.observe import _active
+from timeslice.observe.series import Sample, analyse
 
 __all__ = ["gpu_node"]
 
@@ -126,6 +128,17 @@ def test_what_can_not_be_observed_says_why() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+@pytest.mark.parametrize(
+    ("stretches", "ignored", "said"),
+    [(0, 0, "never"), (0, 3, "only in moments of about 0.5 s"), (1, 0, "1 stretch, typically 2.0 s")],
+)
+def test_how_often_it_was_active_is_told_in_words(stretches: int, ignored: int, said: str) -> None:
+    """Never, too shortly, once."""
+    levels = ([0.9] * 8 + [0.0] * 8) * stretches + [0.0, 0.0, 0.9, 0.9, 0.0, 0.0, 0.0, 0.0] * ignored + [0.0] * 8
+    samples = [Sample(at_s=n * 0.25, activity=level) for n, level in enumerate([0.0, *levels])]
+    assert _active(analyse(samples)) == said
+
+
 def test_another_users_process_is_refused(worker: Worker) -> None:
     """Before anything of it is looked at."""
     code = f"""

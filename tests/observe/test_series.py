@@ -146,6 +146,18 @@ def test_the_advice_says_what_to_wrap() -> None:
     ]
 
 
+def test_activity_that_is_too_short_to_count_is_told() -> None:
+    """It is not "nothing": the advice names the option with which it counts, and so it does."""
+    loop = found(turns(0.5, 5))
+    assert loop.stretches == ()
+    assert (loop.ignored, loop.ignored_s) == (40, pytest.approx(0.5))
+    assert "active 40 times, for about 0.5 s each" in advice(loop)[0]
+    assert "--gap 0.2 " in advice(loop)[1]
+    assert document(loop)["ignored"] == 40
+    assert found(turns(0.5, 5), gap_s=0.2).period_s == pytest.approx(5)
+    assert found(turns(12, 31)).ignored == 0
+
+
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=80), st.floats(0.1, 5))
 def test_any_series_has_an_answer(values: list[float], gap_s: float) -> None:
     """Stretches are in order, apart, and within the time; shares are shares; it can be written as JSON."""

@@ -45,7 +45,7 @@ Ctrl-C ends it early, and what was seen counts."""
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="A pause that is shorter is no pause, for nobody could use it.",
+    help="A pause that is shorter is no pause, for nobody could use it; an active stretch that is shorter is noise.",
 )
 @json_option
 def observe(pid: int, for_s: float, gap: float, as_json: bool) -> None:
@@ -93,6 +93,13 @@ def _collect(found: Iterable[Reading], for_s: float) -> list[Reading]:
     return readings
 
 
+def _active(loop: Loop) -> str:
+    count = len(loop.stretches)
+    if not count:
+        return "never" if not loop.ignored else f"only in moments of about {seconds(loop.ignored_s)}"
+    return f"{count} {'stretch' if count == 1 else 'stretches'}, typically {seconds(loop.active_s)}"
+
+
 def _kind_of(readings: list[Reading]) -> str:
     return "real" if any(each.real for each in readings) else "emulated"
 
@@ -120,7 +127,7 @@ def _print(loop: Loop, kind: str, readings: list[Reading]) -> None:
             "device": _kind_of(readings),
             "activity": measured,
             "period": every if loop.period_s is None or loop.regular else f"{every}, with large differences",
-            "active": f"{len(loop.stretches)} stretches, typically {seconds(loop.active_s)}",
+            "active": _active(loop),
             "idle": f"{loop.idle_share:.0%}",
             "on the device": f"{size(loop.most_bytes)} at most, {size(loop.least_bytes)} while idle",
         }

@@ -46,7 +46,7 @@ class Stretch:
 @dataclass(frozen=True, kw_only=True)
 class Loop:
     """``period_s`` None: fewer than two turns were seen. ``turn`` has the typical length of each stretch of a turn,
-    ``active_s`` that of all stretches."""
+    ``active_s`` that of all stretches. ``ignored`` stretches were taken for noise, typically of ``ignored_s``."""
 
     seconds: float
     stretches: tuple[Stretch, ...]
@@ -57,12 +57,16 @@ class Loop:
     regular: bool
     most_bytes: int
     least_bytes: int  # while it was idle
+    ignored: int
+    ignored_s: float
 
 
 def analyse(samples: Sequence[Sample], *, gap_s: float = GAP_S) -> Loop:
     """At least two samples, in order. The first one only says when it began."""
     border = _border([each.activity for each in samples[1:]])
-    stretches = _stretches(samples, border, gap_s)
+    found = _stretches(samples, border, gap_s)
+    stretches = [each for each in found if each.seconds >= gap_s] if len(found) > 1 else found
+    ignored = [each.seconds for each in found if each not in stretches]
     seconds = samples[-1].at_s - samples[0].at_s
     busy_s = sum(each.seconds for each in stretches)
     whole = stretches[1:-1] or stretches
@@ -81,6 +85,8 @@ def analyse(samples: Sequence[Sample], *, gap_s: float = GAP_S) -> Loop:
         regular=bool(phases),
         most_bytes=max(each.device_bytes for each in samples),
         least_bytes=min(idle) if idle else min(each.device_bytes for each in samples),
+        ignored=len(ignored),
+        ignored_s=median(ignored) if ignored else 0.0,
     )
 
 
@@ -119,4 +125,4 @@ def _stretches(samples: Sequence[Sample], border: float, gap_s: float) -> list[S
             found[-1] = Stretch(start_s=found[-1].start_s, end_s=sample.at_s)
         else:
             found.append(Stretch(start_s=before.at_s, end_s=sample.at_s))
-    return [each for each in found if each.seconds >= gap_s] if len(found) > 1 else found
+    return found

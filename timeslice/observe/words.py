@@ -15,6 +15,12 @@ def seconds(value: float) -> str:
 
 def advice(loop: Loop) -> list[str]:
     """What to do with it, one sentence each."""
+    if not loop.stretches and loop.ignored:
+        return [
+            f"it was active {loop.ignored} times, for about {seconds(loop.ignored_s)} each, which was taken for noise",
+            f"observe with --gap {max(loop.ignored_s / 2, 0.1):.1f} to count that; such holds pay only where swaps are "
+            + "shorter still",
+        ]
     if not loop.stretches:
         return [
             f"nothing was active in {seconds(loop.seconds)}: observe for longer (--seconds), or look at another process"
@@ -55,6 +61,7 @@ def document(loop: Loop) -> dict[str, Any]:
         "idle_share": round(loop.idle_share, 4),
         "device_bytes": loop.most_bytes,
         "idle_device_bytes": loop.least_bytes,
+        "ignored": loop.ignored,
         "stretches": [{"start_s": round(s.start_s, 3), "end_s": round(s.end_s, 3)} for s in loop.stretches],
         "advice": advice(loop),
     }
