@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -22,6 +23,11 @@ __all__ = ["cli", "world"]
 MIB = 1 << 20
 CAPACITY, WEIGHTS, KV_CACHE = 8 * MIB, 4 * MIB, 2 * MIB  # one server fits, two do not
 PROMPT = "why"
+Kind = Literal["vllm", "sglang"]
+FLAGS: dict[Kind, tuple[str, ...]] = {
+    "vllm": ("--enable-sleep-mode",),
+    "sglang": ("--enable-memory-saver", "--enable-weights-cpu-backup"),
+}
 DRIVER = """
     from tests.servers.processes import ServerProcess
     {begin}
@@ -37,8 +43,8 @@ DRIVER = """
 """
 OWN = """
     with timeslice.hold("g", timeout=60):
-        server = ServerProcess("vllm", *{arguments}, TIMESLICE_GROUPS="g")
-        registered = timeslice.register_server("g", server.url, dialect="vllm", {how})
+        server = ServerProcess({kind!r}, *{arguments}, TIMESLICE_GROUPS="g")
+        registered = timeslice.register_server("g", server.url, dialect={kind!r}, {how})
 """
 OTHERS = """
     server = ServerProcess.__new__(ServerProcess)
@@ -52,14 +58,15 @@ def device() -> Path:
     return Path(os.environ["TIMESLICE_RUNTIME_DIR"]) / "devices" / "g"
 
 
-def arguments(seed: int) -> list[str]:
+def arguments(seed: int, kind: Kind = "vllm") -> list[str]:
     sizes = ["--weights", str(WEIGHTS), "--kv-cache", str(KV_CACHE), "--seed", str(seed)]
-    return ["--device", str(device()), "--enable-sleep-mode", *sizes]
+    return ["--device", str(device()), *FLAGS[kind], *sizes]
 
 
-def driver(world: World, job: str, seed: int, how: str = "pid=server.pid") -> Job:
+def driver(world: World, job: str, seed: int, how: str = "pid=server.pid", kind: Kind = "vllm") -> Job:
     """A job that starts a server of its own inside of its first hold."""
-    made = world.job(DRIVER.format(begin=OWN.format(arguments=arguments(seed), how=how)), job=job)
+    own = OWN.format(kind=kind, arguments=arguments(seed, kind), how=how)
+    made = world.job(DRIVER.format(begin=own), job=job)
     assert made.line() == "up"
     return made
 

@@ -8,20 +8,21 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.client.world import World
-from tests.serving.conftest import Daemons, device, driver, sample
+from tests.serving.conftest import Daemons, Kind, device, driver, sample
 from tests.support.jobs import wait_until
 from timeslice.arena import Device
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize("how", ["pid=server.pid", "pid=None"])
 def test_servers_take_turns_and_say_what_they_say_alone(
-    world: World, daemons: Daemons, alone: Callable[[int], str], how: str
+    world: World, daemons: Daemons, alone: Callable[[int], str], how: str, kind: Kind
 ) -> None:
     """G21: known by the server's own process, or by the driver that stands in for it: the same texts as alone, turn
     after turn, and never both servers on the device."""
     daemons()
     expected = {1: alone(1), 2: alone(2)}
-    jobs = {1: driver(world, "a", 1, how), 2: driver(world, "b", 2, how)}
+    jobs = {1: driver(world, "a", 1, how, kind), 2: driver(world, "b", 2, how, kind)}
     for _ in range(3):
         for seed, job in jobs.items():
             needs_weights, granted, text = sample(job)

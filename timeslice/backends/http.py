@@ -8,6 +8,7 @@ drained and put to sleep, and while a part of it sleeps the job counts as suspen
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from timeslice.backends.http_vllm import VllmDialect
 from timeslice.backends.steps import Step, combine, together
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Target
+
+log = logging.getLogger("timeslice.backends")
 
 PROBE_S = 5.0
 FREE_S = 10.0  # an answer may come before the memory is free
@@ -78,7 +81,11 @@ class HttpBackend(Backend):
         found = await self._look(job, time.monotonic() + PROBE_S, patient=False)
         for seen in found:
             if seen.dialect.tells and seen.asleep == () and seen.mark and not seen.mark.unsure:
-                self._sleepers.forget(seen.server)  # somebody else woke it, and what it does next is another story
+                log.warning(
+                    "%s: it slept and is awake, and nobody here woke it; if it was started again, push its weights",
+                    seen.server.who,
+                )
+                self._sleepers.forget(seen.server)
         return Probe(
             state=combine(seen.state for seen in found),
             device_bytes=await self._on_device(job) if found else 0,

@@ -58,8 +58,11 @@ async def test_a_server_that_only_pauses_is_not_asleep(lab: Lab, fault: str) -> 
     assert server.sample("why") == before
 
 
-async def test_what_was_noted_of_a_server_ends_when_somebody_else_wakes_it(lab: Lab) -> None:
-    """G18: the job itself woke its server after it was put to sleep, and pauses it later: that is no sleep."""
+async def test_what_was_noted_of_a_server_ends_when_somebody_else_wakes_it(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G18: the job itself woke its server after it was put to sleep, and pauses it later: that is no sleep. It is said
+    once, for it may be another server with the same address and other weights."""
     server = lab.start()
     job = lab.job(server)
     await lab.out(job)
@@ -67,6 +70,7 @@ async def test_what_was_noted_of_a_server_ends_when_somebody_else_wakes_it(lab: 
     assert await lab.state(job) is Residency.RESIDENT
     server.ask("/pause", {})
     assert await lab.state(job) is Residency.RESIDENT
+    assert [server.url in line for line in caplog.messages if "push its weights" in line] == [True]
 
 
 async def test_a_server_without_statistics_is_believed(lab: Lab) -> None:
