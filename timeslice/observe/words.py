@@ -18,7 +18,7 @@ def advice(loop: Loop) -> list[str]:
     if not loop.stretches and loop.ignored:
         return [
             f"it was active {loop.ignored} times, for about {seconds(loop.ignored_s)} each, which was taken for noise",
-            f"observe with --gap {max(loop.ignored_s / 2, 0.1):.1f} to count that; holds pay only where swaps are shorter",
+            f"observe with --gap {max(loop.ignored_s / 2, 0.1):.1f} to count that; holds pay where swaps are shorter",
         ]
     if not loop.stretches:
         return [
