@@ -57,18 +57,18 @@ async def test_both_copies_run_at_once_and_nobody_runs_before_both_are_done(rig:
 
 
 @pytest.mark.parametrize(
-    ("leaving", "coming", "able"),
-    [(600, 500, True), (300, 400, False)],
-    ids=["no room for both", "a backend that can not"],
+    ("leaving", "coming", "able", "force"),
+    [(600, 500, True, False), (300, 400, False, False), (300, 400, True, True)],
+    ids=["no room for both", "a backend that can not", "by force"],
 )
-async def test_else_the_leaver_goes_first(rig: Rig, leaving: int, coming: int, *, able: bool) -> None:
+async def test_else_the_leaver_goes_first(rig: Rig, leaving: int, coming: int, *, able: bool, force: bool) -> None:
     """Nothing is copied in before what does not fit beside it is out: as the leaver stays, nobody was touched."""
     async with rig.agent():
         command = await _commit(rig, leaving, coming)
         if not able:
             rig.fake.write("knobs", {})
         rig.fake.knob("suspend", fail=-1)
-        assert (await rig.order(command))["step"] == "failed"
+        assert (await rig.order(command.model_copy(update={"force": force})))["step"] == "failed"
         assert "restore b" not in rig.fake.calls()
         assert _state(rig) == BEFORE
 

@@ -128,6 +128,7 @@ async def test_the_job_itself_comes_back_while_it_owes(rig: Rig) -> None:
         command = await _lie(rig)
         await rig.order(command)
         await _over(rig, command.swap, "a", into=None)
+        assert _ledger(rig)["notes"]["a"]["backend"] == "knobs"  # who moved it out brings it back
         rig.fake.write("knobs", {})
         await rig.acquire("a")
 

@@ -175,9 +175,31 @@ async def test_what_leaves_is_fixed_for_a_swap(rig: Rig) -> None:
         await rig.order(rig.command(swap, "prepare", "a", into="b"))
         record = Target.model_validate_json(next(iter((await rig.view()).targets.values())))
         await rig.register(record.model_copy(update={"leave": Leave()}))
+    async with rig.agent():  # one that has just started has heard of the later word
         await rig.step("prepare", "commit")
         assert (await rig.order(rig.command(swap, "commit", "a", into="b")))["step"] == "done"
         assert rig.fake.on_device("a") == {"weights": 500}
+        assert rig.fake.asked() == ["prepare a discard kv_cache", "suspend a discard kv_cache"]
+
+
+async def test_what_stayed_of_a_job_takes_its_own_room_too(rig: Rig) -> None:
+    """Only what left has to fit again, and not where the rest of the job itself is."""
+    async with rig.agent():
+        await _load(rig, "a", KV, kv_cache=300, weights=500)
+        await rig.swap("a", into="b")
+        squatter = rig.spawn()
+        rig.fake.load("squatter", 300)
+        rig.fake.write("squatter", {**rig.fake.read("squatter"), "pid": squatter.pid})
+        await rig.yield_("b")
+        await rig.acquire("a")
+        swap = await rig.plan(into="a")
+        await rig.order(rig.command(swap, "prepare", into="a"))
+        await rig.step("prepare", "commit")
+        failed = await rig.order(rig.command(swap, "commit", into="a"))
+        assert failed["step"] == "failed"
+        assert "not restored, its saved copy is intact" in failed["error"]
+        assert f"300 bytes needed, 200 free; process {rig.fake.read('a')['pid']} holds 500" in failed["error"]
+        assert "restore a" not in rig.fake.calls()
 
 
 async def test_a_process_that_registers_again_leaves_as_it_said_last(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from timeslice.agent import fencing, state
 from timeslice.agent.choice import BackendSet
 from timeslice.agent.devices import freed, left_behind, shortage
 from timeslice.agent.journal import Journal
-from timeslice.agent.state import Answer, Ledger, Note, Seen, Undo
+from timeslice.agent.owed import standing
+from timeslice.agent.state import Answer, Ledger, Note, Owed, Seen, Undo
 from timeslice.backends.base import Context, DeviceMemory
 from timeslice.errors import BackendError, StaleCommandError
-from timeslice.models import Command
+from timeslice.models import Command, Leave
 
 
 def command(swap: int, step: Any = "prepare", attempt: int = 1) -> Command:
@@ -193,3 +195,41 @@ def test_no_backend_that_applies_is_an_error_with_the_remedy(rig: Rig, backends:
     only = BackendSet("g", "n1", {"channel": backends["channel"]})
     with pytest.raises(BackendError, match="does not answer on its channel"):
         only.choose("a", [rig.target("a", rig.spawn().pid)])
+
+
+async def test_a_journal_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Written before parts of jobs, and what they owe, were known: how jobs left and what could be undone stays known,
+    and such a job left as a whole."""
+    old = {
+        "version": 1,
+        "floor": 9,
+        "fence": 8,
+        "swap": 8,
+        "records": [{"id": "8/n1/commit/1", "step": "commit", "answer": None}],
+        "undo": {"locked": ["a"], "moved": ["a"], "returned": "b", "force": False},
+        "notes": {"b": {"backend": "arena", "footprint": {"d0": 7}, "processes": [[5, 6]]}},
+    }
+    (tmp_path / "journal.json").write_text(json.dumps(old))
+    ledger = Journal(tmp_path / "journal.json").ledger
+    assert ledger.fence == 8
+    assert ledger.undo.jobs == ("a", "b")
+    assert ledger.notes["b"] == Note(backend="arena", footprint={"d0": 7}, processes=((5, 6),))
+    assert ledger.notes["b"].leave == Leave()
+    assert ledger.owed == {}
+
+
+def test_enough_of_what_is_due_has_to_be_free() -> None:
+    """G06: by the devices' word where they can tell of the job; what a comer took meanwhile is counted on top. Of a
+    part of unknown size, what its backend shows to be gone is due."""
+    owed = Owed(processes=((5, 6),), had=60, due=60, share=0.9, there=60, free={"d0": 10})
+    assert standing(owed, [device("d0", 10)], 0).left == 60
+    assert standing(owed, [device("d0", 63)], 0).left == 7
+    assert standing(owed, [device("d0", 64)], 0).left == 0
+    assert standing(owed, [device("d0", 24)], 0, {"d0": 40}).left == 0
+    assert standing(owed, [], 0).left == 60
+    part = owed.model_copy(update={"due": None})
+    assert standing(part, [device("d0", 10)], 40).left == 20
+    assert standing(part, [device("d0", 30)], 40).left == 0
+    elsewhere = owed.model_copy(update={"there": 3})
+    assert standing(elsewhere, [device("d0", 10)], 60).left == 60
+    assert standing(elsewhere, [device("d0", 10)], 0).left == 0

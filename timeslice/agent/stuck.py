@@ -32,22 +32,19 @@ _SILENT = {FaultKind.TRANSIENT, FaultKind.BUSY, FaultKind.POISONED}
 
 async def judge(scope: Scope, error: BackendError) -> BackendError:
     """What to tell of a step that failed: of a stuck job more, after what the group's setting says was done to it."""
-    job = error.job or ""
-    targets = scope.registry.alive(job)
-    if job != scope.must_leave or not targets or not _is_stuck(scope, error, targets):
+    if not _is_stuck(scope, error):
         return error
-    if job in scope.registry.adrift() or any(map(stands_in, targets)):
-        return _told(error, f"its workload runs elsewhere, so nothing here can end it; end job {job} there")
     if scope.config.on_stuck == "kill":
         try:
             await scope.refresh()  # what was heard of the setting, and of who must leave, may be old
         except RedisUnreachableError as away:
-            return _told(
-                error, f"whether its processes are still to be ended, as on_stuck said, can't be asked: {away}"
-            )
-        targets = scope.registry.alive(job)
-        if job != scope.must_leave or not targets:
+            return _told(error, f"whether on_stuck still says to end its processes can't be asked: {away}")
+        if not _is_stuck(scope, error):
             return error
+    job = error.job or ""
+    targets = scope.registry.alive(job)
+    if job in scope.registry.adrift() or any(map(stands_in, targets)):
+        return _told(error, f"its workload runs elsewhere, so nothing here can end it; end job {job} there")
     if scope.config.on_stuck != "kill":
         return _told(
             error,
@@ -61,8 +58,11 @@ async def judge(scope: Scope, error: BackendError) -> BackendError:
         return changed
 
 
-def _is_stuck(scope: Scope, error: BackendError, targets: Sequence[Target]) -> bool:
-    if scope.backends.by_force(targets):
+def _is_stuck(scope: Scope, error: BackendError) -> bool:
+    """Whether the step failed for a job that must leave, lives here, and can't be moved from outside."""
+    job = error.job or ""
+    targets = scope.registry.alive(job)
+    if job != scope.must_leave or not targets or scope.backends.by_force(targets):
         return False
     mute = not any(target.channel for target in targets) or not all(map(procfs.runs, targets))
     return mute or error.kind in _SILENT
