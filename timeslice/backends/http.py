@@ -140,6 +140,8 @@ class HttpBackend(Backend):
         todo = [seen for seen in found if set(seen.asked(selection)) & set(seen.asleep or ())]
         dropped = any(seen.mark and seen.mark.mode == "discard" for seen in todo)
         taken = await used_bytes(self._context)
+        if not selection.tags:
+            await self._refuse_crowded(job, todo)
         try:
             await self._each(job, todo, lambda seen: self._sleepers.wake(seen, seen.asked(selection), step.until))
         except BackendError as error:
@@ -189,6 +191,20 @@ class HttpBackend(Backend):
             else:
                 continue
             raise fault(FaultKind.UNSUPPORTED, job, message)
+
+    async def _refuse_crowded(self, job: Job, every: Sequence[Seen]) -> None:
+        """BackendError(transient) when what they had on the devices has no room there: a server that runs out of memory
+        while it wakes may end."""
+        had: dict[Target, int] = {}  # one that stands in for several has the bytes of all
+        for seen in every:
+            target = seen.server.target
+            had[target] = max(had.get(target, 0), seen.mark.device_bytes if seen.mark else 0)
+        need = sum(had.values()) - sum(await self._sizes(*had))
+        devices = await self.memory()
+        free = sum(device.free_bytes for device in devices)
+        if devices and need > free:
+            message = f"its servers are not woken: they need {need} bytes of the device, and {free} are free"
+            raise fault(FaultKind.TRANSIENT, job, f"{message}; see who has them: timeslice nodes")
 
     def _servers(self, job: Job, *, patient: bool = True) -> list[Seen]:
         """Those of processes that live, before anything was asked. Each once, also where every rank of a program has

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 
-from tests.backends.http.conftest import ALL, DEADLINE_S, KV_CACHE, WEIGHTS, Lab, of_job
+from tests.backends.http.conftest import ALL, DEADLINE_S, KV_CACHE, MIB, WEIGHTS, Lab, of_job
 from tests.support.jobs import wait_until
+from timeslice.arena import Arena
 from timeslice.arena.process import start_time_of
 from timeslice.backends.base import Job, Selection
 from timeslice.errors import BackendError, FaultKind
@@ -159,3 +161,20 @@ async def test_a_driver_that_is_killed_in_the_middle_leaves_its_server_known(
     assert await lab.state(again) is Residency.SUSPENDED
     await lab.backend.restore(again, ALL, deadline_s=DEADLINE_S)
     assert server.sample("why")
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_where_there_is_no_room_nobody_is_woken(lab: Lab, kind: Literal["vllm", "sglang"]) -> None:
+    """G07: a server may end of a wake that runs out of memory. Nothing is sent, and it wakes when there is room."""
+    server = lab.start(kind)
+    job = lab.job(server, dialect=kind)
+    before = server.sample("why")
+    await lab.out(job)
+    with Arena(lab.device.path, label="squatter") as squatter:
+        squatter.allocate(12 * MIB)
+        with pytest.raises(BackendError, match=r"not woken: they need \d+ bytes .* are free") as caught:
+            await lab.back(job)
+    assert caught.value.kind is FaultKind.TRANSIENT
+    assert server.calls("/wake_up", RESUME) == []
+    await lab.back(job)
+    assert server.sample("why") == before
