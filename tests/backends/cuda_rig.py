@@ -72,11 +72,11 @@ class CudaRig:
         await self.backend.restore(job, ALL, deadline_s=deadline_s)
         await self.backend.release(job, deadline_s=deadline_s)
 
-    async def refused(self, job: Job, match: str) -> BackendError:
+    async def refused(self, job: Job, match: str, deadline_s: float = DEADLINE_S) -> BackendError:
         """The fault of a prepare that must not work; nothing was touched."""
         before = self.states()
         with pytest.raises(BackendError, match=match) as caught:
-            await self.backend.prepare(job, ALL, deadline_s=DEADLINE_S)
+            await self.backend.prepare(job, ALL, deadline_s=deadline_s)
         assert self.states() == before
         return caught.value
 

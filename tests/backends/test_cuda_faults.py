@@ -221,3 +221,44 @@ async def test_a_process_that_the_driver_gave_up_is_poisoned(cuda: CudaRig) -> N
     assert (await cuda.backend.probe(cuda.job(worker))).state is Residency.FAULTED
     error = await cuda.refused(cuda.job(worker), "end it")
     assert error.kind is FaultKind.POISONED
+
+
+async def test_a_measurement_that_fails_behind_the_copy_undoes_it(cuda: CudaRig) -> None:
+    """P5: the devices can't be asked just then: a suspend that failed leaves the job running where it was."""
+    worker = cuda.start()
+    digest, job = worker.call("digest"), cuda.job(worker)
+    await cuda.backend.prepare(job, ALL, deadline_s=DEADLINE_S)
+    cuda.node.set("checkpoint-then", "nvml_fails:once")
+    with pytest.raises(BackendError, match="measuring"):
+        await cuda.backend.suspend(job, ALL, deadline_s=DEADLINE_S)
+    assert cuda.states() == ["running"]
+    assert worker.call("digest") == digest
+    assert (await cuda.out(job)).freed_bytes == SIZE
+
+
+async def test_an_undo_that_can_not_measure_the_room_restores_nothing(cuda: CudaRig) -> None:
+    """G07: it stays out with its copy, and the fault says both; once the devices answer it comes back."""
+    worker = cuda.start()
+    digest, job = worker.call("digest"), cuda.job(worker)
+    await cuda.backend.prepare(job, ALL, deadline_s=DEADLINE_S)
+    cuda.node.set("checkpoint-then", "nvml_fails:always")
+    with pytest.raises(BackendError, match="putting it back failed: measuring") as caught:
+        await cuda.backend.suspend(job, ALL, deadline_s=DEADLINE_S)
+    assert caught.value.kind is FaultKind.POISONED
+    assert cuda.states() == ["checkpointed"]
+    cuda.node.clear("nvml_fails")
+    await cuda.back(job)
+    assert worker.call("digest") == digest
+
+
+async def test_a_checkpoint_that_spoils_its_process_is_never_taken_for_undone(cuda: CudaRig) -> None:
+    """G04: the driver gave one of two up: the other one runs on, and nobody may believe that the job does."""
+    first, second = cuda.start(MIB), cuda.start(MIB)
+    digest, job = first.call("digest"), cuda.job(first, second)
+    await cuda.backend.prepare(job, ALL, deadline_s=DEADLINE_S)
+    cuda.node.set("checkpoint-spoils", "every:2")
+    with pytest.raises(BackendError, match=f"gave process {second.pid} up; end it") as caught:
+        await cuda.backend.suspend(job, ALL, deadline_s=DEADLINE_S)
+    assert caught.value.kind is FaultKind.POISONED
+    assert cuda.states() == ["running", "failed"]
+    assert first.call("digest") == digest

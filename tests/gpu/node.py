@@ -32,6 +32,7 @@ class Node:
         node = cls(folder, libraries)
         (folder / "procs").mkdir(parents=True)
         (folder / "memory").mkdir()
+        (folder / "calls").mkdir()
         (folder / "devices").write_text("")
         for number, size in enumerate(devices):
             node.add_device(uuid(number), size)
@@ -74,6 +75,11 @@ class Node:
             draft = self.folder / ".faults"
             draft.write_text("".join(line for line in lines if not line.startswith(f"{name}=")))
             draft.replace(path)
+
+    def overlaps(self) -> list[str]:
+        """Calls of the tool that met another one at work on the same process."""
+        path = self.folder / "overlaps"
+        return path.read_text().splitlines() if path.exists() else []
 
     def process(self, pid: int) -> Path:
         """The file of a running process."""

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import json
 import os
+import signal
 import sys
 import threading
+import time
 from random import Random
 from typing import Any
 
@@ -24,6 +27,7 @@ class Job:
         self._cuda: Any = None
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._blocks: list[tuple[int, int, int]] = []  # device, address, bytes
+        self._pen = threading.Lock()
 
     def ping(self) -> int:
         return os.getpid()
@@ -80,6 +84,27 @@ class Job:
                 self._do("cuMemcpyDtoH_v2", piece, ctypes.c_uint64(address + at), ctypes.c_size_t(len(piece)))
                 total.update(piece)
         return total.hexdigest()
+
+    def scribble(self, path: str) -> None:
+        """From now on write to the oldest allocation as fast as it goes, and to ``path`` how often that worked."""
+        device, address, _ = self._blocks[0]
+
+        def write() -> None:
+            self._do("cuCtxSetCurrent", self._contexts[device])
+            file = os.open(path, os.O_WRONLY | os.O_CREAT)
+            for number in itertools.count(1):
+                data = number.to_bytes(8, "little")
+                with self._pen:
+                    self._do("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(8))
+                os.pwrite(file, data, 0)
+                time.sleep(0.001)
+
+        threading.Thread(target=write, daemon=True).start()
+
+    def stand_still(self) -> None:
+        """Stop, as by Ctrl-Z, though not within a write."""
+        with self._pen:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def uuid(self, device: int = 0) -> str:
         """Of a device as this process counts them."""

@@ -1,9 +1,15 @@
-"""Processes that their user stopped, and calls that need their threads."""
+"""Processes that their user stopped, and calls that need their threads.
+
+What such a process does meanwhile reaches no device of others: it can compute up to its lock, when the device is still
+its own, and after its unlock, when it is its own again; in between the driver keeps its calls waiting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from timeslice.arena.errors import EmulatedDeviceError, TargetGoneError
 from timeslice.arena.process import HeldProcess
@@ -12,6 +18,22 @@ from timeslice.backends.toolrun import ToolOverdueError
 from timeslice.models import Target
 
 STOP_S = 2.0
+HEAR_S = 0.5  # for an answer that needs no thread of the process
+
+T = TypeVar("T")
+
+
+async def heard(asking: Coroutine[Any, Any, T], target: Target) -> T:
+    """An answer about a process, which is let run for it only if none comes while it is stopped."""
+    task = asyncio.ensure_future(asking)
+    try:
+        await asyncio.wait({task}, timeout=HEAR_S)
+        if task.done():
+            return task.result()
+        with awake(target):
+            return await task
+    finally:
+        task.cancel()  # of no effect on one that is done
 
 
 @contextmanager

@@ -91,6 +91,10 @@ class CheckpointBackend(Backend):
     async def note_leaving(self, job: Job, seen: Mapping[Target, Seen]) -> None:
         """The last moment at which all of it is on the device."""
 
+    async def taken(self, job: Job, targets: Collection[Target]) -> int:
+        """Bytes on the devices, as measured before these leave and again afterwards."""
+        return sum(each.device_bytes for target, each in (await self._see_all(job)).items() if target in targets)
+
     async def check_room(self, job: Job, targets: Sequence[Target]) -> None:
         """BackendError when these can't come back now. Asked before each restore."""
 
@@ -104,7 +108,7 @@ class CheckpointBackend(Backend):
     async def probe(self, job: Job) -> Probe:
         seen = await self._see_all(job)
         state = combine(_RESIDENCY[seen[each].state] for each in self.movable(seen) if not self._is_bare(seen[each]))
-        if any(self._tool.overdue(target) for target in seen):
+        if any(self._tool.overdue(target) for target in living(job)):
             state = Residency.FAULTED
         return Probe(
             state=state,
@@ -133,16 +137,16 @@ class CheckpointBackend(Backend):
         going = [s for s in leaving.values() if s.state is not State.CHECKPOINTED]
         saved = sum(s.copied_bytes for s in going)
         moved = sum(s.total_bytes for s in going) - saved
-        before = sum(s.device_bytes for s in leaving.values())
         try:
+            before = await self.taken(job, leaving)
             await self.note_leaving(job, leaving)
             await self._all(job, "checkpoint", await self._ready(job, "checkpoint", step.until, leaving), step.until)
+            step.note("checkpoint")
+            freed = max(0, before - await self.taken(job, leaving))
         except Exception as error:
             await self._run_on(job, step, error)
             raise
-        step.note("checkpoint")
-        left = sum(s.device_bytes for target, s in (await self._see_all(job)).items() if target in leaving)
-        return step.outcome(moved, max(0, before - left), saved)
+        return step.outcome(moved, freed, saved)
 
     async def restore(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
         check_selection(self.capabilities(), job, selection)
@@ -152,11 +156,11 @@ class CheckpointBackend(Backend):
         try:
             await self._all(job, "restore", members, step.until)
             await self.check_return(job, members, step.until)
+            step.note("restore")
+            seen = await self._see_all(job)
         except Exception as error:
             await self._put_out_again(job, members, step, error)
             raise
-        step.note("restore")
-        seen = await self._see_all(job)
         return step.outcome(sum(s.total_bytes for target, s in seen.items() if target in members))
 
     async def release(self, job: Job, *, deadline_s: float) -> Outcome:
@@ -195,7 +199,7 @@ class CheckpointBackend(Backend):
         leaving = {target: seen[target] for target in self.movable(seen)}
         for target, each in leaving.items():
             if each.state is State.FAILED:
-                raise fault(FaultKind.POISONED, job, f"the driver gave process {target.pid} up; end it")
+                raise self._given_up(job, target)
         await self.check_shape(job, leaving)
         return leaving
 
@@ -229,6 +233,10 @@ class CheckpointBackend(Backend):
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
         raise self._overdue(job, target)
+
+    @staticmethod
+    def _given_up(job: Job, target: Target) -> BackendError:
+        return fault(FaultKind.POISONED, job, f"the driver gave process {target.pid} up; end it")
 
     def _overdue(self, job: Job, target: Target) -> BackendError:
         return fault(FaultKind.POISONED, job, self._tool.overdue(target) or "a checkpoint tool was overdue")
@@ -306,8 +314,11 @@ class CheckpointBackend(Backend):
             raise self._overdue(job, target)
         if await self._look(job, target, until) is State.CHECKPOINTED:
             await self._act(job, target, "restore", until)
-        if await self._look(job, target, until) is State.LOCKED:
+        state = await self._look(job, target, until)
+        if state is State.LOCKED:
             await self._act(job, target, "unlock", until)
+        elif state is State.FAILED:
+            raise self._given_up(job, target)
 
     async def _put_out_again(self, job: Job, members: Collection[Target], step: Step, cause: Exception) -> None:
         """After a failed restore: the targets that came in leave again, so the job is suspended as a whole."""

@@ -13,13 +13,13 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import Field
 
-from timeslice.backends.awake import awake
-from timeslice.backends.base import Capabilities, Context, DeviceMemory, Job, Outcome, Selection
+from timeslice.backends.awake import awake, heard
+from timeslice.backends.base import Capabilities, Context, DeviceMemory, Job, Outcome
+from timeslice.backends.calls import Calls
 from timeslice.backends.checkpoint_tool import ACTIONS, CheckpointBackend, Seen
 from timeslice.backends.checks import fault, is_alive
 from timeslice.backends.cuda_health import complaints
@@ -68,10 +68,12 @@ class CudaBackend(CheckpointBackend):
         driver = context.options.get("driver", "cli")
         if driver not in ("cli", "api"):
             raise _unusable(context, f"driver={driver} is neither cli (the tool {TOOL}) nor api (cuda-bindings)")
-        self._cuda = CudaTool((context.options.get("tool", TOOL),) if driver == "cli" else API, {})
+        folder = marks_folder(context, self.name, f"cuda-{context.group}")
+        command = (context.options.get("tool", TOOL),) if driver == "cli" else API
+        self._cuda = CudaTool(command, {}, Calls(folder / "calls"))
         super().__init__(context, self._cuda)
         self._nvml = Nvml()
-        self._marks = Marks(marks_folder(context, self.name, f"cuda-{context.group}"), Left)
+        self._marks = Marks(folder, Left)
         self._refused: dict[Target, str] = {}
 
     def capabilities(self) -> Capabilities:
@@ -99,7 +101,7 @@ class CudaBackend(CheckpointBackend):
     async def state_of(self, job: Job, target: Target, until: float) -> State | None:
         await self._learn(job)
         if self._cuda.features.steps:
-            return await super().state_of(job, target, until)
+            return await heard(super().state_of(job, target, until), target)
         # A tool that only toggles tells no state: who is listed computes, who left a footprint is out.
         if footprint(target, await self._listing()):
             return State.RUNNING
@@ -150,11 +152,9 @@ class CudaBackend(CheckpointBackend):
                 on = footprint(target, listed)
                 self._marks.put(target, Left(devices={device: size or 0 for device, size in on.items()}))
 
-    async def suspend(self, job: Job, selection: Selection, *, deadline_s: float) -> Outcome:
-        before = await self.memory()
-        outcome = await super().suspend(job, selection, deadline_s=deadline_s)
-        # A process that is out is listed no more, whatever it still holds: what the devices say counts.
-        return replace(outcome, freed_bytes=max(0, _free(await self.memory()) - _free(before)))
+    async def taken(self, job: Job, targets: Collection[Target]) -> int:
+        """A process that is out is listed no more, whatever it still holds: what the devices say counts."""
+        return sum(device.total_bytes - device.free_bytes for device in await self.memory())
 
     async def check_room(self, job: Job, targets: Sequence[Target]) -> None:
         """A restore that does not fit is not even tried."""
@@ -244,10 +244,6 @@ class CudaBackend(CheckpointBackend):
             self.actions = ACTIONS if (await self._cuda.ask()).steps else _TOGGLES
         except (ToolFailedError, ToolMissingError) as error:
             raise fault(FaultKind.UNSUPPORTED, job, str(error)) from error
-
-
-def _free(devices: Sequence[DeviceMemory]) -> int:
-    return sum(device.free_bytes for device in devices)
 
 
 def _unusable(context: Context, reason: str) -> BackendError:

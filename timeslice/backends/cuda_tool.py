@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from timeslice.backends.calls import Calls
 from timeslice.backends.checks import is_alive
 from timeslice.backends.toolrun import NO_CONTEXT, State, Tool, ToolFailedError, ToolMissingError
 from timeslice.models import Target
@@ -35,8 +36,8 @@ class Features:
 class CudaTool(Tool):
     """The tool, as ``features`` says once it was asked."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        super().__init__(command, environment)
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], calls: Calls | None = None) -> None:
+        super().__init__(command, environment, calls)
         self.command = tuple(command)
         self._asked: Features | None = None
         self._contexts: set[Target] = set()

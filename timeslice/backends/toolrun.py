@@ -1,7 +1,8 @@
 """Runs a checkpoint tool as a process of its own, one a call, and never kills it.
 
 Killed in mid-operation, the driver and the target fall out of step for good. So a call that is overdue goes on in
-the background, is kept until it ends, and no second one is started on the same target meanwhile.
+the background, is kept until it ends, and no second one is started on the same target meanwhile: nor by the next agent
+when this one dies, for tools whose calls are told to it by ``Calls``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import IO
 
+from timeslice.backends.calls import Calls
 from timeslice.models import Target
 
 GRACE_S = 2.0  # a lock that ends just at its deadline, and a call that began just before it, are not overdue
@@ -70,9 +72,10 @@ class _Running:
 class Tool:
     """A program with cuda-checkpoint's flags. ``environment`` is added to this process's own."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], calls: Calls | None = None) -> None:
         self._command = tuple(command)
         self._environment = dict(environment)
+        self._calls = calls
         self._running: dict[Target, _Running] = {}
 
     async def state(self, target: Target, until: float) -> State | None:
@@ -106,19 +109,32 @@ class Tool:
 
     async def idle(self, target: Target, until: float) -> bool:
         """True once no call works on this target any more; False when one still does at ``until``."""
-        call = self._running.get(target)
-        return call is None or await self._wait(call, until)
+        if call := self._running.get(target):
+            return await self._wait(call, until)
+        return self._calls is None or await self._calls.ended(target, until)
 
     def overdue(self, target: Target) -> str:
         """What is under way on this target, for people; empty when nothing is."""
-        if (call := self._running.get(target)) is None:
+        if call := self._running.get(target):
+            what = f"{' '.join(call.words)} on process {target.pid} has not ended after "
+            what += f"{time.monotonic() - call.since:.1f} s (tool process {call.process.pid})"
+        elif self._calls and self._calls.works_on(target):
+            what = f"a call of {self._command[0]} on process {target.pid}, begun by an earlier agent, has not ended"
+        else:
             return ""
-        return (
-            f"{' '.join(call.words)} on process {target.pid} has not ended after {time.monotonic() - call.since:.1f} s "
-            f"(tool process {call.process.pid}). It must not be killed; if it never ends, end process {target.pid}"
-        )
+        return f"{what}. It must not be killed; if it never ends, end process {target.pid}"
 
     def _start(self, target: Target, words: tuple[str, ...]) -> _Running:
+        lock = self._calls.begin(target) if self._calls else -1
+        if lock is None:
+            raise ToolOverdueError(self.overdue(target))
+        try:
+            return self._spawn(target, words, (lock,) if self._calls else ())
+        finally:
+            if self._calls:
+                os.close(lock)
+
+    def _spawn(self, target: Target, words: tuple[str, ...], inherited: Sequence[int]) -> _Running:
         # Files, not pipes: when this agent dies, the tool must not stumble over a pipe that nobody reads.
         out, err = (os.fdopen(os.memfd_create("timeslice-tool"), "w+b") for _ in range(2))
         try:
@@ -129,6 +145,7 @@ class Tool:
                 stderr=err,
                 env={**os.environ, **self._environment},
                 start_new_session=True,  # a Ctrl-C at the agent's terminal is not for it
+                pass_fds=inherited,
             )
         except OSError as error:
             out.close()

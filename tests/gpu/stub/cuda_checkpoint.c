@@ -81,6 +81,7 @@ int main(int count, char **words) {
         i++;
     }
     if (pid <= 0) return usage("A valid pid must be specified");
+    stub_come_in(pid, operation);
     if (!strcmp(operation, "--get-state")) {
         char state[16] = "";
         int code = stub_get_state(pid, state, sizeof state);

@@ -105,9 +105,10 @@ EXPORT int cuCtxSetCurrent(void *context) {
 
 EXPORT int cuCtxSynchronize(void) { return OK; }
 
-/* Read this process once it may work. */
+/* Read this process once it may work. Who waits holds no lock: it may be stopped meanwhile. */
 static int enter(int *lock, Proc *proc) {
     for (;; stub_pause()) {
+        if (stub_proc(getpid(), proc) && !stub_is_running(proc)) continue;
         int code = stub_open(getpid(), lock, proc);
         if (code || stub_is_running(proc)) return code;
         stub_unlock(*lock);

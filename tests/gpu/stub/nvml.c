@@ -6,6 +6,7 @@
  *
  *   nvml=not_loaded|no_permission|lost   the driver is not there; it refuses; every GPU has fallen off the bus
  *   nvml_lost=UUID                       that one has
+ *   nvml_fails=always|once|every:N       measuring memory fails with an unknown error
  *   novalue=1                            bytes of processes are not told
  *   reserved=BYTES                       what the driver keeps for itself on each device
  *   persistence=0                        persistence mode is off
@@ -15,7 +16,7 @@
 
 enum {
     OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15
+    DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, UNKNOWN = 999
 };
 #define NO_VALUE (~0ULL)
 
@@ -131,7 +132,9 @@ int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Handle device, Handle *out) {
 }
 
 int nvmlDeviceGetMemoryInfo_v2(Handle device, Memory *out) {
-    int code = trouble(device);
+    int code = trouble(device), lock = stub_lock();
+    if (!code && stub_strikes("nvml_fails")) code = UNKNOWN;
+    stub_unlock(lock);
     if (code) return code;
     out->total = device->total;
     out->reserved = stub_number("reserved", 0);

@@ -9,7 +9,13 @@
  *   lock-hangs=always            a lock does not end while this is set, whatever its timeout
  *   siblings-hang=always         of processes with the flag nccl: a lock ends when all of them are being locked, and other
  *                                calls on one that is not hang until then, or until the others run again
+ *                                (NVIDIA/cuda-checkpoint issue 30)
+ *   silent-while-stopped=always  a stopped process does not tell its state
+ *   copy-takes=SECONDS           a checkpoint or restore takes that long
  *   checkpoint-fails=VALUE
+ *   checkpoint-spoils=VALUE      it fails, and the process is in the state failed: the README of cuda-checkpoint promises no
+ *                                good state after an error
+ *   checkpoint-then=NAME:VALUE   one that worked sets this fault
  *   checkpoint-frees=nothing|half|late:SECONDS   it succeeds all the same
  *   restore-lands=UUID           all that comes back comes back on this device
  *   restore-fails=VALUE
@@ -20,7 +26,9 @@
  *   no-restore-thread=VALUE      no process shows one
  *   persistence=0                for the stand-in of NVML: persistence mode is off
  *   poisoned=1                   set by a restore without room on the device: no restore works from then on
+ *                                (issue 44 there, where the process itself never comes back)
  *
+ * A call that meets another one at work on the same process is written down in the file overlaps.
  * Each device map that a restore was given is written down in the file maps.
  * An action on a stopped process waits until that runs: the driver does its part in a thread of it (the restore thread).
  * A process with the flag uvm (or ipc, before driver 610) can't be checkpointed: 304.
@@ -100,7 +108,7 @@ static inline int stub_waits(const Proc *proc) {
     if (!stub_is_set("siblings-hang") || !strstr(proc->flags, "nccl") || !stub_is_running(proc) || proc->locking)
         return 0;
     for (int i = 0, count = stub_procs(others); i < count; i++)
-        if (strstr(others[i].flags, "nccl") && (others[i].locking || !strcmp(others[i].state, "locked"))) return 1;
+        if (strstr(others[i].flags, "nccl") && (others[i].locking || !stub_is_running(&others[i]))) return 1;
     return 0;
 }
 
@@ -115,6 +123,7 @@ static inline int stub_all_locking(const Proc *proc) {
 
 static inline int stub_get_state(int pid, char *out, size_t size) {
     Proc proc;
+    if (stub_is_set("silent-while-stopped")) stub_wait_for_thread(pid, 0);
     if (stub_number("slow", 0) == (u64)pid) usleep(200000);
     for (int lock;; stub_pause()) {
         int code = stub_open(pid, &lock, &proc);
@@ -161,10 +170,20 @@ static inline void stub_move_content(const Proc *proc, const char *from, const c
     }
 }
 
+static inline void stub_write_down(const char *name, const char *text) {
+    char path[512];
+    stub_path(path, sizeof path, "%s", name);
+    FILE *file = fopen(path, "a");
+    if (!file) return;
+    fprintf(file, "%s\n", text);
+    fclose(file);
+}
+
 /* Marks that a copy is under way; with parallel-deadlocks a second one stops both while the fault is set. */
 static inline void stub_begin_copy(void) {
-    char path[512];
+    char path[512], seconds[64];
     stub_path(path, sizeof path, "copying");
+    if (stub_fault("copy-takes", seconds, sizeof seconds)) usleep(strtod(seconds, NULL) * 1e6);
     if (!stub_is_set("parallel-deadlocks")) return;
     FILE *file = fopen(path, "a");
     if (file) {
@@ -194,12 +213,17 @@ static inline void stub_keep(Proc *proc, const char *how) {
 
 static inline int stub_checkpoint(int pid) {
     Proc proc;
-    char how[64];
+    char how[64], *value;
     stub_wait_for_thread(pid, 0);
     stub_begin_copy();
     int lock, code = stub_open(pid, &lock, &proc);
     if (!code && strcmp(proc.state, "locked")) code = ILLEGAL_STATE;
     if (!code && stub_strikes("checkpoint-fails")) code = UNKNOWN;
+    if (!code && stub_strikes("checkpoint-spoils")) {
+        snprintf(proc.state, sizeof proc.state, "failed");
+        stub_save(&proc);
+        code = UNKNOWN;
+    }
     if (!code && (strstr(proc.flags, "uvm") || (stub_driver() < 610 && strstr(proc.flags, "ipc")))) code = OPERATING_SYSTEM;
     if (code) return stub_close(lock, code);
     snprintf(proc.state, sizeof proc.state, "checkpointed");
@@ -207,6 +231,11 @@ static inline int stub_checkpoint(int pid) {
     if (stub_fault("checkpoint-frees", how, sizeof how)) stub_keep(&proc, how);
     stub_move_content(&proc, "", ".out");
     stub_save(&proc);
+    if (stub_fault("checkpoint-then", how, sizeof how) && (value = strchr(how, ':'))) {
+        *value++ = 0;
+        stub_set_fault(how, value);
+        stub_set_fault("checkpoint-then", NULL);
+    }
     return stub_close(lock, OK);
 }
 
@@ -265,15 +294,6 @@ static inline int stub_land(Proc *proc, const char *map) {
     return OK;
 }
 
-static inline void stub_write_down(const char *map) {
-    char path[512];
-    stub_path(path, sizeof path, "maps");
-    FILE *file = fopen(path, "a");
-    if (!file) return;
-    fprintf(file, "%s\n", map);
-    fclose(file);
-}
-
 static inline int stub_restore_thread(int pid, int *out) {
     Proc proc;
     int lock, code = stub_open(pid, &lock, &proc);
@@ -288,9 +308,9 @@ static inline int stub_restore(int pid, const char *map) {
     stub_begin_copy();
     int lock, code = stub_open(pid, &lock, &proc);
     if (!code && !stub_is_out(&proc)) code = ILLEGAL_STATE;
-    if (*map) stub_write_down(map);
+    if (*map) stub_write_down("maps", map);
     if (!code && *map && !stub_map_is_right(map)) code = INVALID_VALUE;
-    if (!code && stub_is_set("poisoned")) code = OUT_OF_MEMORY;
+    if (!code && stub_is_set("poisoned")) code = OPERATING_SYSTEM;
     if (!code && stub_strikes("restore-fails")) code = UNKNOWN;
     if (code) return stub_close(lock, code);
     proc.kepts = 0; /* what it kept is its own to use again */
@@ -317,6 +337,15 @@ static inline int stub_unlock_process(int pid) {
         stub_save(&proc);
     }
     return stub_close(lock, code);
+}
+
+/* Holds the number of a process for a call, and writes down if it was taken. It goes with this program. */
+static inline void stub_come_in(int pid, const char *what) {
+    char path[512], text[128];
+    stub_path(path, sizeof path, "calls/%d", pid);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    snprintf(text, sizeof text, "%s %d", what, pid);
+    if (file >= 0 && flock(file, LOCK_EX | LOCK_NB)) stub_write_down("overlaps", text);
 }
 
 #endif
