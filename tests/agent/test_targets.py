@@ -28,7 +28,8 @@ class Registry:
         self.exits += 1
 
     async def take(self, *targets: Target, **raw: str) -> None:
-        await self.registry.refresh({f"{t.job}/{t.host}/{t.pid}": t.model_dump_json() for t in targets} | raw)
+        busy = {target.pid for target in targets}
+        await self.registry.refresh({f"{t.job}/{t.host}/{t.pid}": t.model_dump_json() for t in targets} | raw, busy)
 
 
 def kill_unreaped(pid: int) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.agent.rig import Rig, until
-from tests.agent.workers import SIZE, device_path, devices_end, emulated, watched
+from tests.agent.workers import SIZE, device_path, devices_end, emulated, stored, watched
 from timeslice.agent import procfs
+from timeslice.agent.targets import TargetRegistry
 from timeslice.arena.survey import arenas_of
 from timeslice.backends.registry import get_backend
 from timeslice.locks import scripts
@@ -45,7 +46,7 @@ state[:] = b"7" * {SIZE}
 if "channel" in sys.argv:
     workload = timeslice.register_arena("g", arena)
 client = timeslice.Client()
-lease = client.acquire("g")
+lease = client.acquire("g") if "idle" not in sys.argv else None
 print(os.getpid(), flush=True)
 for word in map(str.strip, sys.stdin):
     if word == "yield":
@@ -182,6 +183,61 @@ async def test_an_agent_that_starts_again_knows_a_container(rig: Rig, enter: Ent
                 return (await rig.view()).targets == {}
 
             await until(gone, "it is known to have ended")
+
+
+async def test_two_containers_of_a_job_with_the_same_number_are_both_known(
+    rig: Rig, enter: Enter, clean_environment: Path
+) -> None:
+    """Both are process 1 of their namespaces, and both register before an agent looks. Each is watched, and each one's
+    end takes its own registration away."""
+    with devices_end(clean_environment, "g"):
+        async with rig.agent(get_backend, **emulated("g", backends={"g": ["channel"]})):
+            pass  # the node is the group's, and nobody looks
+        first, second = enter("a", "channel", "idle"), enter("a", "channel", "idle")
+        assert first.inner == second.inner
+        async with rig.agent(get_backend, **emulated("g", backends={"g": ["channel"]})):
+            await until(lambda: [each["pid"] for each in stored(rig)] == [first.inner] * 2, "both are known")
+            os.kill(first.pid, signal.SIGKILL)
+
+            async def one() -> bool:
+                return len((await rig.view()).targets) == 1
+
+            await until(one, "one is gone")
+            (left,) = stored(rig)
+            assert left["start"] == procfs.look_at(second.pid).start  # type: ignore[union-attr]
+            os.kill(second.pid, signal.SIGKILL)
+
+            async def none() -> bool:
+                return (await rig.view()).targets == {}
+
+            await until(none, "the other one is gone")
+
+
+@pytest.mark.skipif(not procfs.sees_all(), reason="only who sees all processes can tell that one is gone")
+async def test_a_container_that_ended_before_anybody_looked_is_forgotten(
+    rig: Rig, enter: Enter, clean_environment: Path
+) -> None:
+    """F05: its registration is not refused for ever. One that holds or waits is left to its lease, for what can't be
+    seen from here might live in a sandbox."""
+    with devices_end(clean_environment, "g"):
+        async with rig.agent(get_backend, **emulated("g")):
+            pass
+        job = enter()
+        assert job.do("yield") == "same"
+        os.kill(job.pid, signal.SIGKILL)
+        job.process.wait()
+        records = (await rig.view()).targets
+        assert list(records) == [f"a/n1/{job.inner}"]
+        registry = TargetRegistry("g", "n1", rig.folder / "targets.json", lambda: None)
+        await registry.refresh(records, busy={job.inner})
+        assert "it is in another pid namespace" in registry.refused[f"a/n1/{job.inner}"]
+        assert registry.ended == set()
+        async with rig.agent(get_backend, **emulated("g")):
+
+            async def gone() -> bool:
+                return (await rig.view()).targets == {}
+
+            await until(gone, "its registration is gone")
 
 
 def _agent_inside(rig: Rig) -> subprocess.Popen[str]:

@@ -8,10 +8,10 @@ from timeslice.locks.scripts import Exited, Observed
 from timeslice.models import Target
 
 
-def registration(start: int) -> str:
+def registration(start: int, namespace: str = "pid:[1]") -> str:
     """What a process writes of itself."""
     return Target(
-        job="a", host="n1", pid=7, start=start, uid=0, pid_namespace="pid:[1]", tags=('{"start":2}', '"start":2,')
+        job="a", host="n1", pid=7, start=start, uid=0, pid_namespace=namespace, tags=('{"start":2}', '"start":2,')
     ).model_dump_json()
 
 
@@ -25,6 +25,24 @@ def test_a_process_of_a_reused_pid_is_asked_to_register(lab: Lab) -> None:
         lab.cancel(f"a{start}")
     lab.run(scripts.register(lab.group, "a", "n1", 7, registration(start=2)))
     assert lab.ask("a2b", served=True, start=2).registered
+
+
+def test_two_containers_may_have_the_same_number(lab: Lab) -> None:
+    """Each is on record by itself, is told so when it asks, and goes by itself; repeating one changes nothing."""
+    lab.join("n1")
+    records = {1: registration(1), 2: registration(2, "pid:[2]")}
+    for start in (1, 2, 1, 2):
+        lab.run(scripts.register(lab.group, "a", "n1", 7, records[start]))
+    assert lab.view.targets == {"a/n1/7": records[1], "a/n1/7@2": records[2]}
+    for start, known in ((1, True), (2, True), (3, False)):
+        assert lab.ask(f"a{start}", served=True, start=start).registered is known
+        lab.cancel(f"a{start}")
+    lab.report("n1", ended=[Exited("a", 7, 3), Exited("a", 7, 1)])
+    lab.run(scripts.register(lab.group, "a", "n1", 7, records[2]))
+    assert lab.view.targets == {"a/n1/7@2": records[2]}
+    assert lab.ask("a4", served=True, start=2).registered
+    lab.report("n1", ended=[Exited("a", 7, 2)])
+    assert lab.view.targets == {}
 
 
 def test_a_late_word_of_an_end_leaves_the_registration_of_the_next_process(lab: Lab) -> None:

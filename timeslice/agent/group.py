@@ -90,7 +90,7 @@ class Scope:
         """Take what the group says of settings and processes, and look for processes that did not register."""
         self.config = view.config
         self.must_leave = _must_leave(view)
-        await self.registry.refresh(view.targets)
+        await self.registry.refresh(view.targets, _busy(view, self.node))
         if self.finder:
             await self.finder.find(view, fresh_s=fresh_s)
 
@@ -111,6 +111,14 @@ class Scope:
                 self.presences.last[job.job] = job
             self.host.note(self.name, job.job, job.host_bytes)
         metrics.HOST_BYTES_HELD.labels(self.name).set(sum(self.host.held.get(self.name, {}).values()))
+
+
+def _busy(view: GroupView, node: str) -> set[int]:
+    """Numbers of the processes of this node that hold or wait, as they call themselves."""
+    holder = (view.state.get("host", ""), view.state.get("pid", ""))
+    parties = [*view.parties, *(party for waiter in view.queue for party in waiter.parties)]
+    named = [holder, *((each.host, each.pid) for each in parties), *((each.host, str(each.pid)) for each in view.queue)]
+    return {int(pid) for host, pid in named if host == node and pid.isdecimal()}
 
 
 def _must_leave(view: GroupView) -> str:

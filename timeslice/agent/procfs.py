@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import select
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from timeslice.models import Target
@@ -12,6 +13,7 @@ from timeslice.models import Target
 _NOT_RUNNING = "TtZXx"  # stopped, traced, zombie, dead
 _PF_KTHREAD = 0x00200000
 _PF_EXITING = 0x00000004
+_CAP_SYS_PTRACE = 1 << 19
 _FIRST_NAMESPACE = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO
 
 
@@ -84,23 +86,37 @@ def numbers() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names are all that is wanted
 
 
-def namesakes() -> dict[tuple[str, int, int], int]:
-    """Processes of other pid namespaces that can be seen from here: namespace, number there and start time, to the
-    number here."""
-    own, found = pid_namespace(), {}
+@dataclass(frozen=True)
+class Elsewhere:
+    """Processes of other pid namespaces: by namespace, number there and start time the number here. ``whole``: there
+    are no others on this machine."""
+
+    numbers: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
+    whole: bool = False
+
+
+def elsewhere() -> Elsewhere:
+    """Those that can be seen from here."""
+    own, found, whole = pid_namespace(), {}, sees_all()
     for pid in numbers():
         try:
             namespace = str(Path(f"/proc/{pid}/ns/pid").readlink())
-        except OSError:  # it ended meanwhile, or is another user's
+        except PermissionError:  # a security module may hide it even from root
+            status = look_at(pid)
+            whole = whole and (status is None or status.inner == pid)
+            continue
+        except OSError:  # it ended meanwhile
             continue
         if namespace != own and (status := look_at(pid)):
             found[namespace, status.inner, status.start] = pid
-    return found
+    return Elsewhere(found, whole)
 
 
 def sees_all() -> bool:
-    """Whether no process of this machine can hide from this one: the first pid namespace, and root's eyes."""
-    return pid_namespace() == _FIRST_NAMESPACE and os.geteuid() == 0
+    """Whether no process of this machine can hide from this one: the first pid namespace, and eyes for everybody's."""
+    status = Path("/proc/self/status").read_text(errors="replace")
+    capabilities = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return pid_namespace() == _FIRST_NAMESPACE and bool(int(capabilities.split()[1], 16) & _CAP_SYS_PTRACE)
 
 
 def runs(target: Target) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from timeslice.agent import procfs
 from timeslice.agent.choice import CHANNEL, HTTP, stands_in
 from timeslice.agent.journal import read_whole, write_whole
+from timeslice.agent.procfs import Elsewhere
 from timeslice.agent.proof import Evidence, examine
 from timeslice.errors import BackendError, FaultKind
 from timeslice.locks.scripts import Exited
@@ -24,7 +25,6 @@ log = logging.getLogger("timeslice.agent")
 MAX_TARGETS = 4096  # of one group on one node
 MAX_ENDED = 512  # ended ones to be told of at a time; the others' turn comes when the group has heard of these
 _SAID = 10  # refusals that are told at a time
-Foreign = Mapping[tuple[str, int, int], int]  # pid namespace, number there and start time -> number here
 
 
 class _Stored(Target):
@@ -32,6 +32,17 @@ class _Stored(Target):
 
 
 _STORED = TypeAdapter(list[_Stored])
+
+
+def _names(target: Target) -> tuple[str, str]:
+    """Of its registration: the second one where another container's process has the first."""
+    name = f"{target.job}/{target.host}/{target.pid}"
+    return name, f"{name}@{target.start}"
+
+
+def _stands_in(records: Mapping[str, str], target: Target) -> bool:
+    name, apart = _names(target)
+    return apart in records or target.pid_namespace in records.get(name, "")
 
 
 @dataclass
@@ -72,6 +83,7 @@ class TargetRegistry:
         self.ended: set[Exited] = set()
         self.departed: dict[str, set[int]] = {}
         self.cut_off: dict[tuple[str, int], Target] = {}
+        self._busy: Container[int] = ()
         self.hidden: dict[str, str] = {}  # jobs that may be here, and why discovery could not look
         self.remembers = False  # what a former run knew
 
@@ -86,18 +98,19 @@ class TargetRegistry:
                       self._group, self._path, brief(error))  # fmt: skip
             return
         self.remembers = True
-        foreign = procfs.namesakes() if any(map(self._is_foreign, stored)) else {}
+        foreign = procfs.elsewhere() if any(each.pid_namespace != self._namespace for each in stored) else Elsewhere()
         for each in stored:
             target = Target.model_validate(each.model_dump(exclude={"found"}))
-            if self._from_here(target, foreign) is None and procfs.sees_all():
+            if self._from_here(target, foreign) is None and foreign.whole:
                 self._note_end(target, target.pid)  # it was here, or it had not been taken
                 continue
             if problem := self._find_again(target) if each.found else self._take(target, {}, foreign):
                 log.warning("group %s: process %d of job %s is not watched any more: %s",
                             self._group, target.pid, target.job, problem)  # fmt: skip
 
-    async def refresh(self, records: Mapping[str, str]) -> None:
-        """Take what the group's ``targets`` hash says. What it does not say is kept: it may have been lost."""
+    async def refresh(self, records: Mapping[str, str], busy: Container[int] = ()) -> None:
+        """Take what the group's ``targets`` hash says. What it does not say is kept: it may have been lost. ``busy``:
+        numbers of processes here that hold or wait."""
         ours = {name: raw for name, raw in records.items() if name.split("/")[1:2] == [self._node]}
         chosen = [name for name in ours if name in self._raw] + [name for name in ours if name not in self._raw]
         if len(chosen) > MAX_TARGETS:
@@ -107,7 +120,8 @@ class TargetRegistry:
         seen: dict[tuple[int, int], Evidence] = {}
         news = [ours[name] for name in chosen[:MAX_TARGETS] if self._raw.get(name) != ours[name]]
         elsewhere = any(self._namespace not in raw for raw in news)
-        foreign = await asyncio.to_thread(procfs.namesakes) if elsewhere else {}
+        foreign = await asyncio.to_thread(procfs.elsewhere) if elsewhere else Elsewhere()
+        self._busy = busy
         for name in chosen[:MAX_TARGETS]:
             raw = ours[name]
             if self._raw.get(name) == raw or (name not in self._raw and len(self.ended) >= MAX_ENDED):
@@ -121,13 +135,13 @@ class TargetRegistry:
         self._raw = {name: raw for name, raw in self._raw.items() if name in ours}
         await self.keep()
 
-    def _consider(self, name: str, raw: str, seen: dict[tuple[int, int], Evidence], foreign: Foreign) -> str | None:
+    def _consider(self, name: str, raw: str, seen: dict[tuple[int, int], Evidence], foreign: Elsewhere) -> str | None:
         """Take a registration that is new or has changed, or say why not."""
         try:
             target = read_wire(Target, raw, limit=RECORD_MAX)
         except ValueError as error:
             return f"its record is invalid: {error}"
-        if f"{target.job}/{target.host}/{target.pid}" != name:
+        if name not in _names(target):
             return "it names other than its content"
         return self._take(target, seen, foreign)
 
@@ -205,11 +219,11 @@ class TargetRegistry:
                     node=self._node,
                 )
 
-    def missing(self, records: Collection[str]) -> list[Target]:
+    def missing(self, records: Mapping[str, str]) -> list[Target]:
         """Processes that registered and live, or count as if, and that the group's ``targets`` hash does not name: it
         lost them."""
         living = [*(watched.told for watched in self._living() if not watched.found), *self.cut_off.values()]
-        return [target for target in living if f"{target.job}/{target.host}/{target.pid}" not in records]
+        return [target for target in living if not _stands_in(records, target)]
 
     def jobs(self) -> tuple[str, ...]:
         """Jobs with a living process here."""
@@ -258,10 +272,13 @@ class TargetRegistry:
         for watched in tuple(self._watched.values()):
             self._drop(watched)
 
-    def _take(self, told: Target, seen: dict[tuple[int, int], Evidence], foreign: Foreign) -> str | None:
+    def _take(self, told: Target, seen: dict[tuple[int, int], Evidence], foreign: Elsewhere) -> str | None:
         """Watch a process, or say why not. One that has ended is noted as such. ``seen``: looked at a moment ago."""
         target = self._from_here(told, foreign)
         if target is None:
+            if foreign.whole and told.pid not in self._busy:  # it had ended before anybody saw it
+                self._note_end(told, told.pid)
+                return None
             return (
                 f"it is in another pid namespace ({told.pid_namespace!a}, the agent is in {self._namespace}), and not "
                 "to be seen from here; run the agent with the host's pid namespace (hostPID), as root"
@@ -299,15 +316,12 @@ class TargetRegistry:
         self._watch(_Watched(target, told, pidfd, found=False))
         return None
 
-    def _from_here(self, told: Target, foreign: Foreign) -> Target | None:
+    def _from_here(self, told: Target, foreign: Elsewhere) -> Target | None:
         """The process with its number in our own pid namespace; None if it is not to be seen from here."""
-        if not self._is_foreign(told):
+        if told.pid_namespace == self._namespace:
             return told
-        pid = foreign.get((told.pid_namespace, told.pid, told.start))
+        pid = foreign.numbers.get((told.pid_namespace, told.pid, told.start))
         return told.model_copy(update={"pid": pid, "pid_namespace": self._namespace}) if pid else None
-
-    def _is_foreign(self, told: Target) -> bool:
-        return told.pid_namespace != self._namespace
 
     def _hear(self, known: _Watched, target: Target, told: Target) -> None:
         """The same process has told more of itself, or has registered after it was found."""

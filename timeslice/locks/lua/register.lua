@@ -4,9 +4,8 @@ ARGV  1 floor  2 job  3 host  4 pid  5 record (opaque here; agents validate it)
 Reply ok | not_served | refused why
 --]]
 -- @include group
-local field = ARGV[2] .. '/' .. ARGV[3] .. '/' .. ARGV[4]
-
 begin(false, BODY_MAX)
+local field = target_field(ARGV[2], ARGV[3], ARGV[4], ARGV[5])
 if not redis.call('ZSCORE', nodes_key, ARGV[3]) then
   return { 'not_served' }
 end

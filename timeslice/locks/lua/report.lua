@@ -59,8 +59,9 @@ local dead = {}
 for i = 6 + count * 6, #ARGV, 3 do
   local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   dead[pid .. '/' .. start] = true
-  if is_registered(job, node, pid, start) then
-    redis.call('HDEL', targets_key, job .. '/' .. node .. '/' .. pid)
+  local field = registered_as(job, node, pid, start)
+  if field then
+    redis.call('HDEL', targets_key, field)
     set('changed_ms', now)
   end
   if S.lease_id ~= '' and S.gang == '' and S.job == job and S.host == node and S.pid == pid and S.start == start then

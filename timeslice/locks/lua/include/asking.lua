@@ -43,7 +43,7 @@ end
 local function answer(waiter, job, host, pid, start)
   local registered = 1
   if S.mode == 'served' and redis.call('ZSCORE', nodes_key, host) then
-    registered = is_registered(job, host, pid, start) and 1 or 0
+    registered = registered_as(job, host, pid, start) and 1 or 0
   end
   if S.lease_id == waiter then
     local needs_weights = S.mode == 'served' and job_needs_weights(job) and 1 or 0

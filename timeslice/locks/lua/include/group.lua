@@ -297,10 +297,33 @@ local function settle_clock()
   end
 end
 
--- Does the group have this very process on record? A reused pid comes with another start time.
-local function is_registered(job, node, pid, start)
-  local record = redis.call('HGET', targets_key, job .. '/' .. node .. '/' .. pid)
-  return record and string.match(record, '"start"%s*:%s*(%d+)') == start
+local function start_in(record)
+  return string.match(record, '"start"%s*:%s*(%d+)')
+end
+
+local function namespace_in(record)
+  return string.match(record, '"pid_namespace"%s*:%s*"([^"]*)"')
+end
+
+-- Under what name the group has this very process on record, if it has. A reused pid comes with another start time.
+local function registered_as(job, node, pid, start)
+  local field = job .. '/' .. node .. '/' .. pid
+  local record, apart = redis.call('HGET', targets_key, field), field .. '@' .. start
+  if record and start_in(record) == start then
+    return field
+  end
+  return redis.call('HEXISTS', targets_key, apart) == 1 and apart or nil
+end
+
+-- The name that a record gets. Two containers may have the same number: the second one's start time is in its name.
+local function target_field(job, node, pid, record)
+  local field, start = job .. '/' .. node .. '/' .. pid, start_in(record)
+  local known = start and registered_as(job, node, pid, start)
+  local other = redis.call('HGET', targets_key, field)
+  if known or not (other and start) or namespace_in(other) == namespace_in(record) then
+    return known or field
+  end
+  return field .. '@' .. start
 end
 
 -- Is this the swap that is under way, and its caller the group's owner? Numbers as they came, in ARGV.
