@@ -135,6 +135,11 @@ class StandIn:
             return Reply(500, {"error": str(error)})
         if self.fault(f"lost {parts.path}"):  # done, and the answer is lost on its way
             return LOST
+        if self.fault(f"504 {parts.path}"):  # done, and the gateway did not wait for it
+            return Reply(504, b"gateway timeout")
+        if self.fault(f"late {parts.path}"):  # done, and answered when nobody waits any more
+            handler.connection.recv(1)
+            return LOST
         return reply
 
 

@@ -113,9 +113,11 @@ async def test_memory_that_is_freed_late_is_waited_for(lab: Lab) -> None:
     assert (outcome.freed_bytes, lab.device.used_bytes()) == (HAD, 0)
 
 
-async def test_a_lost_answer_is_settled_by_measuring(lab: Lab) -> None:
-    """The order was done and its answer lost: asked again, the server would die. What is free tells that it was."""
-    server = lab.start("sglang", faults=(f"lost {RELEASE}=1",))
+@pytest.mark.parametrize("fault", ["lost", "504"])
+async def test_a_lost_answer_is_settled_by_measuring(lab: Lab, fault: str) -> None:
+    """The order was done and its answer lost, or a gateway did not wait for it: asked again, the server would die. What
+    is free tells that it was."""
+    server = lab.start("sglang", faults=(f"{fault} {RELEASE}=1",))
     job = lab.job(server, dialect="sglang")
     before = server.sample("why")
     await lab.out(job)
@@ -125,10 +127,23 @@ async def test_a_lost_answer_is_settled_by_measuring(lab: Lab) -> None:
     assert server.sample("why") == before
 
 
-async def test_where_nothing_can_be_measured_a_lost_answer_stays_unknown(lab: Lab, tmp_path: Path) -> None:
+async def test_an_order_that_is_late_is_taken_back(lab: Lab) -> None:
+    """It was done, and no answer came until the deadline: what is free tells so, and the server is woken again."""
+    server = lab.start("sglang", faults=(f"late {RELEASE}=1",))
+    job = lab.job(server, dialect="sglang")
+    before = server.sample("why")
+    with pytest.raises(BackendError, match="no answer within") as caught:
+        await lab.backend.suspend(job, ALL, deadline_s=1.0)
+    assert caught.value.kind is FaultKind.TRANSIENT
+    assert await lab.state(job) is Residency.RESIDENT
+    assert server.sample("why") == before
+
+
+@pytest.mark.parametrize("fault", ["lost", "504"])
+async def test_where_nothing_can_be_measured_a_lost_answer_stays_unknown(lab: Lab, tmp_path: Path, fault: str) -> None:
     """Without devices to look at the state is unknown, and nothing more is sent."""
     options = {"allow": "http://127.0.0.1:*", "state": str(tmp_path / "blind")}
-    server = lab.start("sglang", faults=(f"lost {RELEASE}=1",))
+    server = lab.start("sglang", faults=(f"{fault} {RELEASE}=1",))
     job = lab.job(server, dialect="sglang")
     blind = HttpBackend(Context(group="g", node="n1", options=options))
     with pytest.raises(BackendError, match="nobody can tell") as caught:
