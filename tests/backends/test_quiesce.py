@@ -15,7 +15,8 @@ from tests.backends.quiet import heard
 from tests.backends.test_checkpoint_order import StubBackend
 from tests.support.jobs import JobProcess, process_state, wait_until
 from timeslice.arena import Device
-from timeslice.backends import composite
+from timeslice.arena.process import start_time_of
+from timeslice.backends import composite, hooks
 from timeslice.backends.base import Backend, Capabilities, Context, Job
 from timeslice.backends.composite import CompositeBackend
 from timeslice.backends.quiesce import QuiesceBackend
@@ -23,7 +24,7 @@ from timeslice.backends.registry import get_backend
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency
 
-SETTLE = "1.5"  # long enough for a Python process to run its handler on a busy machine
+SETTLE = 1.5
 
 
 class Freezer(StubBackend):
@@ -42,10 +43,18 @@ class Ranks:
         self.processes = [JobProcess("tests.backends.quiet") for _ in range(2)]
         self.pids = [process.pid for process in self.processes]
         self.job = Job(group="g", job="a", node="n1", targets=tuple(p.target("a") for p in self.processes))
+        self.hearing = 0
+        self.settled: list[float] = []  # how long was waited for those who were told
 
     def listen(self, *which: int) -> None:
         for process in self.processes if not which else [self.processes[n] for n in which]:
             process.call("listen", str(self.journal))
+            self.hearing += 1
+
+    async def settle(self, seconds: float) -> None:
+        """What the time to settle is for, however busy the machine is: until who was told has acted on it."""
+        wait_until(lambda: self.count("before") >= self.hearing, "all heard that they have to make ready")
+        self.settled.append(seconds)
 
     def load(self) -> None:
         for seed, process in enumerate(self.processes):
@@ -54,7 +63,7 @@ class Ranks:
 
     def backend(self, **options: str) -> Backend:
         """quiesce+arena; a new one is a new agent's."""
-        given = {"stages": "quiesce+arena", "quiesce.state": str(self.folder / "marks"), "quiesce.settle": SETTLE}
+        given = {"stages": "quiesce+arena", "quiesce.state": str(self.folder / "marks"), "quiesce.settle": str(SETTLE)}
         given = {key: value for key, value in {**given, **options}.items() if value}
         return CompositeBackend(Context(group="g", node="n1", devices=(Path(self.device.path),), options=given))
 
@@ -74,8 +83,9 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, device: Device) -> Iterator[Ranks]:
+def ranks(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     made = Ranks(tmp_path, device)
+    monkeypatch.setattr(hooks, "sleep", made.settle)
     yield made
     for process in made.processes:
         process.end()
@@ -89,6 +99,7 @@ async def test_every_rank_hears_before_any_is_frozen_and_after_all_run(ranks: Ra
     await backend.prepare(ranks.job, ALL, deadline_s=DEADLINE_S)
     assert [process_state(pid) for pid in ranks.pids] == ["T", "T"]
     assert sorted(heard(ranks.journal)) == sorted(f"before {pid}" for pid in ranks.pids)
+    assert ranks.settled == [SETTLE]
     out = await backend.suspend(ranks.job, ALL, deadline_s=DEADLINE_S)
     assert (await backend.probe(ranks.job)).state is Residency.SUSPENDED
     await backend.restore(ranks.job, ALL, deadline_s=DEADLINE_S)
@@ -119,7 +130,9 @@ async def test_a_number_that_was_reused_is_not_signalled(ranks: Ranks) -> None:
     ranks.load()
     other = [target.model_copy(update={"start": target.start - 1}) for target in ranks.job.targets]
     job = Job(group="g", job="a", node="n1", targets=tuple(other))
-    stage = QuiesceBackend(Context(group="g", node="n1", options={"state": str(ranks.folder / "m"), "settle": SETTLE}))
+    stage = QuiesceBackend(
+        Context(group="g", node="n1", options={"state": str(ranks.folder / "m"), "settle": str(SETTLE)})
+    )
     await stage.prepare(job, ALL, deadline_s=DEADLINE_S)
     assert heard(ranks.journal) == []
 
@@ -159,7 +172,7 @@ async def test_a_new_agent_knows_who_was_told(ranks: Ranks) -> None:
     ranks.listen()
     ranks.load()
     stage = QuiesceBackend(
-        Context(group="g", node="n1", options={"state": str(ranks.folder / "marks"), "settle": SETTLE})
+        Context(group="g", node="n1", options={"state": str(ranks.folder / "marks"), "settle": str(SETTLE)})
     )
     await stage.prepare(ranks.job, ALL, deadline_s=DEADLINE_S)
     backend = ranks.backend()
@@ -178,6 +191,7 @@ async def test_by_force_the_stopped_are_passed_over(ranks: Ranks) -> None:
     ranks.load()
     os.kill(ranks.pids[1], signal.SIGSTOP)
     wait_until(lambda: process_state(ranks.pids[1]) == "T", "stopped")
+    ranks.hearing = 1
     backend = ranks.backend()
     with pytest.raises(BackendError, match=f"kill -CONT {ranks.pids[1]}"):
         await backend.prepare(ranks.job, ALL, deadline_s=DEADLINE_S)
@@ -201,6 +215,20 @@ SAY = """
 with open(sys.argv[1], "a") as out:
     print(*(os.environ["TIMESLICE_" + name] for name in ("STAGE", "JOB", "GROUP", "PIDS")), sys.argv[2:], file=out)
 """
+
+
+async def test_by_force_a_command_that_fails_stops_nobody(ranks: Ranks) -> None:
+    """It is frozen all the same, and told afterwards that it runs again."""
+    ranks.load()
+    said = ranks.folder / "said"
+    line = f"{script(ranks.folder, FAILS)} {said}"
+    forced = ranks.backend(**{"quiesce.before": line, "quiesce.after": line, "quiesce.settle": ""}).outside()
+    await forced.prepare(ranks.job, ALL, deadline_s=DEADLINE_S)
+    await forced.suspend(ranks.job, ALL, deadline_s=DEADLINE_S)
+    assert ranks.device.used_bytes() == 0
+    await forced.restore(ranks.job, ALL, deadline_s=DEADLINE_S)
+    await forced.release(ranks.job, deadline_s=DEADLINE_S)
+    assert [line.split()[0] for line in said.read_text().splitlines()] == ["before", "after"]
 
 
 async def test_a_command_is_run_before_and_after(ranks: Ranks) -> None:
@@ -242,24 +270,20 @@ async def test_a_command_that_fails_is_a_fault_and_undone(ranks: Ranks) -> None:
     assert not (await backend.probe(ranks.job)).locked
 
 
-HANGS = """
-if os.environ["TIMESLICE_STAGE"] == "before":
-    with open(sys.argv[1], "w") as out:
-        out.write(str(os.getpid()))
-    time.sleep(600)
-"""
-
-
-async def test_a_command_that_hangs_is_ended_with_its_deadline(ranks: Ranks) -> None:
+async def test_a_command_that_hangs_is_ended_with_its_deadline_and_all_that_it_started(ranks: Ranks) -> None:
     """It is ours, so it may be killed; the job runs on."""
     ranks.load()
-    at = ranks.folder / "pid"
-    line = f"{script(ranks.folder, HANGS)} {at}"
+    line = f"/bin/sh -c 'echo $$ > {ranks.folder}/pid; sleep 600 & echo $! > {ranks.folder}/child; wait'"
     backend = ranks.backend(**{"quiesce.before": line, "quiesce.settle": ""})
     with pytest.raises(BackendError, match="did not end within its deadline"):
-        await backend.prepare(ranks.job, ALL, deadline_s=1.5)
-    wait_until(lambda: not Path(f"/proc/{at.read_text()}").exists(), "the command has ended")
+        await backend.prepare(ranks.job, ALL, deadline_s=3.0)
+    for name in ("pid", "child"):
+        wait_until(lambda name=name: not runs(int((ranks.folder / name).read_text())), "the command has ended")
     assert all(process.call("ping") == process.pid for process in ranks.processes)
+
+
+def runs(pid: int) -> bool:
+    return start_time_of(pid) is not None
 
 
 @pytest.mark.parametrize(
@@ -284,6 +308,7 @@ async def test_other_signals_may_be_chosen(ranks: Ranks) -> None:
     """By name or by number."""
     for process in ranks.processes:
         process.call("listen", str(ranks.journal), signal.SIGUSR1, signal.SIGRTMIN + 5)
+    ranks.hearing = 2
     ranks.load()
     chosen = {"quiesce.signal_before": "USR1", "quiesce.signal_after": str(signal.SIGRTMIN + 5)}
     backend = ranks.backend(**chosen)

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import time
+from asyncio import sleep
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -76,7 +77,7 @@ class Signals:
             for process in held:  # all are held before the first one is told
                 with suppress(TargetGoneError):
                     process.send_signal(self._numbers[stage])
-        await asyncio.sleep(settle_s)
+        await sleep(settle_s)
 
 
 class Command:
