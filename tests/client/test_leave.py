@@ -83,7 +83,7 @@ def test_a_hold_goes_before_what_the_workload_registered(face: Face, world: Worl
     world.serve("g")
     default = Leave(mode="discard", tags=("kv_cache",))
     workload = timeslice.register_workload(
-        "g", on_suspend=_ignore, on_restore=_ignore, job="m", tags=("kv_cache", "lora"), leave=default
+        "g", on_suspend=_ignore, on_restore=_ignore, job="m", modes=BOTH, tags=("kv_cache", "lora"), leave=default
     )
     try:
         client = face.client(job="m")
@@ -95,6 +95,43 @@ def test_a_hold_goes_before_what_the_workload_registered(face: Face, world: Worl
         assert _leave(world, "m") == default
     finally:
         workload.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"tags": ("lorra",)}, "it has no tag lorra; registered: kv_cache, lora"),
+        ({"tags": ("lora",), "slot": "c"}, "it has no slot c; registered: a, b"),
+        ({"mode": "discard"}, "it has no mode discard; registered: offload"),
+    ],
+)
+def test_a_hold_that_asks_for_what_is_not_registered_is_refused(
+    face: Face, world: World, asked: dict[str, Any], why: str
+) -> None:
+    """Before it waits: the agent would refuse that, and the next job would wait for ever for another one's typing
+    error. The same words are the workload's own mistake when it registers with them."""
+    world.serve("g")
+    able: dict[str, Any] = {"tags": ("kv_cache", "lora"), "slots": ("a", "b")}
+    workload = timeslice.register_workload("g", on_suspend=_ignore, on_restore=_ignore, job="t", **able)
+    try:
+        client = face.client(job="t")
+        with pytest.raises(UsageError, match=why):
+            got(face.hold(client, "g", body=_ignore, **asked))
+        got(face.hold(client, "g", body=_ignore, tags=("lora",), slot="a"))
+    finally:
+        workload.close()
+    with pytest.raises(UsageError, match=f"can't leave as leave= says: {why}"):
+        timeslice.register_workload(
+            "g", on_suspend=_ignore, on_restore=_ignore, job="t", **able, leave=Leave.model_validate(asked)
+        )
+
+
+@pytest.mark.parametrize("given", ["modes", "tags", "slots"])
+def test_a_word_is_no_list_of_names(given: str) -> None:
+    """Its letters would be taken for names."""
+    asked: dict[str, Any] = {given: "lora"}
+    with pytest.raises(UsageError, match=f"{given}='lora': give a list of names"):
+        timeslice.register_workload("g", on_suspend=_ignore, on_restore=_ignore, **asked)
 
 
 def test_servers_beside_a_holder_leave_as_its_hold_says(face: Face, world: World) -> None:

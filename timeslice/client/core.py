@@ -14,7 +14,14 @@ from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from timeslice.client import context
-from timeslice.client.identity import ask_to_leave, new_waiter_id, process_start, registrations, told_to_leave
+from timeslice.client.identity import (
+    ask_to_leave,
+    check_leave,
+    new_waiter_id,
+    process_start,
+    registrations,
+    told_to_leave,
+)
 from timeslice.client.lease import BaseLease
 from timeslice.client.renewal import Renewer, renewer_for
 from timeslice.client.steps import Steps
@@ -145,6 +152,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         )
         if self.disabled:
             return self._pretend(keys, request, terms)
+        check_leave(group, request.job, terms.leave)
         lease: BaseLease | None = None
         try:
             if terms.lock_only and group not in self._indexed:

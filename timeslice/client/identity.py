@@ -143,6 +143,28 @@ def ask_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> bool:
     return _told.get((pid, url, keys.prefix, keys.name, job), _NOTHING) != leave
 
 
+def unable(target: Target, leave: Leave) -> str:
+    """Why a workload that registered so can't leave so, as its agent would say it; '' if it can."""
+    for what, asked, able in (
+        ("mode", {leave.mode}, target.modes or ("offload",)),
+        ("tag", {*leave.tags}, target.tags),
+        ("slot", {leave.slot}, target.slots),
+    ):
+        if unknown := sorted(asked - {"", *able}):
+            return f"it has no {what} {', '.join(unknown)}; registered: {', '.join(able) or 'none'}"
+    return ""
+
+
+def check_leave(group: str, job: str, leave: Leave) -> None:
+    """UsageError where a hold asks of this process's workload what it did not register: else the agent would refuse it,
+    and whoever waits for the group would pay for the mistake."""
+    known = declared.get((group, job))
+    if known and known.pid == os.getpid() and known.channel and (why := unable(known, leave)):
+        raise UsageError(
+            f"group {group}, job {job}: the workload of this process can't leave so: {why}", group=group, job=job
+        )
+
+
 def told_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> None:
     """The server has it."""
     _told[os.getpid(), url, keys.prefix, keys.name, job] = leave

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from timeslice.client.callbacks import Busy, Callbacks, Mode, Moved, OnRestore, OnSuspend, ProbeNow, State
 from timeslice.client.engines import callbacks_of
-from timeslice.client.identity import declared, process_id, this_target
+from timeslice.client.identity import declared, process_id, this_target, unable
 from timeslice.errors import FaultKind, RedisUnreachableError, TimeSliceError, UsageError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
@@ -80,9 +80,12 @@ def register_workload(
     registered. Callbacks run on a thread of their own, one at a time; coroutine functions run on ``loop``, by default
     the one that runs now. ``job`` and ``url`` as for ``timeslice.hold``.
 
-    Raises InvalidNameError, and UsageError when no server is known, this process registered for the group already, or
-    methods are missing.
+    Raises InvalidNameError, and UsageError when no server is known, this process registered for the group already,
+    methods are missing, or ``leave`` names what is not registered.
     """
+    for name, given in (("modes", modes), ("tags", tags), ("slots", slots)):
+        if isinstance(given, str):
+            raise UsageError(f"group {group}: {name}={given!r}: give a list of names", group=group)
     if workload is None:
         if on_suspend is None or on_restore is None:
             raise UsageError(
@@ -171,6 +174,10 @@ class Workload:
             self.target = Target.model_validate(known.model_dump() | {"channel": channel} | able)
         except ValidationError as error:
             raise UsageError(f"group {group}: the workload can't be registered so: {brief(error)}") from None
+        if why := unable(self.target, leave):
+            raise UsageError(
+                f"group {group}: the workload can't leave as leave= says: {why}", group=group, job=self.job
+            )
         self._stream = keys.channel(self.job, channel)
         self._state = State(callbacks, loop=loop)
         self._answers: OrderedDict[str, ChannelAnswer] = OrderedDict()
