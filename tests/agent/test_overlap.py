@@ -73,6 +73,16 @@ async def test_else_the_leaver_goes_first(rig: Rig, leaving: int, coming: int, *
         assert _state(rig) == BEFORE
 
 
+async def test_two_that_leave_go_before_anybody_comes(rig: Rig) -> None:
+    """What each of two freed could not be told apart beside a comer."""
+    async with rig.agent():
+        await rig.job("c", 100)
+        command = await _commit(rig, 300, 400)
+        rig.fake.knob("suspend", fail=-1)
+        assert (await rig.order(command.model_copy(update={"out": ("a", "c")})))["step"] == "failed"
+        assert "restore b" not in rig.fake.calls()
+
+
 async def test_what_does_not_fit_beside_each_other_goes_one_after_the_other(rig: Rig) -> None:
     """A backend that could overlap is no reason to try it where measured memory says no."""
     async with rig.agent():

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent.rig import Rig, until
 from timeslice.agent import moving
-from timeslice.models import Command
+from timeslice.agent.journal import Journal
+from timeslice.agent.owed import Debts
+from timeslice.agent.state import Owed, owing
+from timeslice.backends.base import DeviceMemory, Probe
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Command, Residency, Target
 
 FREE_S = 0.3
 
@@ -179,6 +185,8 @@ async def test_a_swap_that_ended_meanwhile_leaves_the_debt(rig: Rig) -> None:
         return await rig.member_state("a") == "suspending"
 
     await until(told, "the agent tells what is owed")
+    await until(lambda: _ledger(rig)["notes"], "how it left is known")
+    assert _ledger(rig)["notes"]["a"]["leave"]["mode"] == "offload"
     await rig.acquire("c")
     assert not (await rig.view()).holder
 
@@ -196,3 +204,35 @@ async def test_nobody_else_in_the_memory_is_taken_for_a_debt(rig: Rig) -> None:
 
 def _ledger(rig: Rig) -> Any:
     return json.loads((rig.folder / "state" / "groups" / rig.name / "journal.json").read_text())
+
+
+def test_an_earlier_run_of_the_job_owes_nothing_for_this_one(tmp_path: Path) -> None:
+    """A number that was given to another process does not inherit what the one before had."""
+    journal = Journal(tmp_path / "journal.json")
+    owed = Owed(processes=((5, 60),), had=9, due=9, share=0.9, there=9)
+    journal.ledger = owing(journal.ledger, "a", owed)
+    debts = Debts(journal, _nothing)
+    target = Target(job="a", host="n1", pid=5, start=60, uid=0, pid_namespace="x")
+    assert debts.of("a", [target]) == owed
+    assert debts.of("a", [target.model_copy(update={"start": 61})]) is None
+    assert debts.of("b", [target]) is None
+
+
+async def test_what_can_not_be_measured_is_still_owed(tmp_path: Path) -> None:
+    """G06: that nobody can tell how full the devices are is no word that they are free."""
+    journal = Journal(tmp_path / "journal.json")
+    owed = Owed(processes=((5, 60),), had=9, due=9, share=0.9, there=9)
+    journal.ledger = owing(journal.ledger, "a", owed)
+    target = Target(job="a", host="n1", pid=5, start=60, uid=0, pid_namespace="x")
+    debt = await Debts(journal, _broken).of_one_out("a", [target], Probe(state=Residency.SUSPENDED))
+    assert debt is not None
+    assert debt.left == 9
+    assert "can't be told: the driver does not answer" in debt.told
+
+
+async def _nothing() -> tuple[DeviceMemory, ...]:
+    return ()
+
+
+async def _broken() -> tuple[DeviceMemory, ...]:
+    raise BackendError("the driver does not answer", kind=FaultKind.TRANSIENT)

@@ -179,6 +179,8 @@ class Mover:
         """Let a job run that is on the device. One that is between two states is brought back whole."""
         if job.probe.state is Residency.FAULTED:
             return await self.restore(job, deadline, leave)
+        if job.probe.state is Residency.SUSPENDED and leave and self.note_of(job) is None:
+            self._note(job, leave, {})  # a step moved it that was interrupted before its end
         if job.probe.locked:
             await self._caller.call(
                 f"abort of job {job.name}", lambda left: job.backend.abort(job.job, deadline_s=left), deadline
