@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from timeslice.errors import TimeSliceError, UsageError
-from timeslice.models import Residency
+from timeslice.models import NUMBER_MAX, Residency
 
 Mode = Literal["offload", "discard"]
 OnSuspend = Callable[..., Any]  # (mode, tags), and slot where slots were registered
@@ -157,4 +157,14 @@ class State:
 
 
 def _moved(result: Any) -> Moved:
-    return result if isinstance(result, Moved) else Moved(bytes=int(result or 0))
+    """What a callback returned. It has done its work by then, so what is no number counts as none."""
+    if isinstance(result, Moved):
+        return Moved(bytes=_count(result.bytes), saved=_count(result.saved))
+    return Moved(bytes=_count(result))
+
+
+def _count(number: Any) -> int:
+    try:
+        return min(max(0, int(number)), NUMBER_MAX)
+    except (TypeError, ValueError, OverflowError):
+        return 0

@@ -11,7 +11,7 @@ import pytest
 from tests.client.workload.conftest import Agent, Model
 from tests.client.world import World
 from timeslice.arena import Arena, Device
-from timeslice.client.workload import Busy, Workload, register_arena, register_workload
+from timeslice.client.workload import Busy, Moved, Workload, register_arena, register_workload
 from timeslice.errors import UsageError
 from timeslice.models import Residency
 
@@ -74,6 +74,31 @@ def test_a_callback_that_fails_is_answered_with_its_words(agent: Agent, model: M
     assert type(trouble).__name__ in answer.error
     assert agent.ask("2", "probe").state is Residency.RESIDENT
     assert agent.ask("3", "suspend").ok
+
+
+@pytest.mark.parametrize("result", ["done", float("nan"), float("inf"), -5, 1 << 80, [1, 2], Moved(bytes=-1, saved=-1)])
+def test_what_a_callback_returns_undoes_nothing(
+    world: World, started: list[Workload], prefix: str, result: object
+) -> None:
+    """Its state has moved by then, and so it is told, also where what it returned is no number of bytes."""
+    world.serve("g")
+    calls: list[str] = []
+
+    def suspend(*_: object) -> object:
+        calls.append("suspend")
+        return result
+
+    def restore(*_: object) -> object:
+        calls.append("restore")
+        return result
+
+    started.append(register_workload("g", on_suspend=suspend, on_restore=restore, job="a"))
+    agent = Agent(world.redis, prefix, started[-1].target)
+    out = agent.ask("1", "suspend")
+    assert (out.ok, out.state) == (True, Residency.SUSPENDED)
+    back = agent.ask("2", "restore")
+    assert (back.ok, back.state) == (True, Residency.RESIDENT)
+    assert calls == ["suspend", "restore"]
 
 
 def test_a_mode_that_was_not_registered_is_refused(agent: Agent, model: Model) -> None:
