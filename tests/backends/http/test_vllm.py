@@ -64,6 +64,17 @@ async def test_dropped_weights_are_loaded_again_where_that_is_asked_for(lab: Lab
     assert server.sample("why") == before
 
 
+async def test_kept_weights_are_never_loaded_again(lab: Lab) -> None:
+    """G21: the option reload=1 is for dropped weights alone: those that a trainer pushed would be lost."""
+    server = lab.start()
+    server.ask("/collective_rpc", {"method": "push", "args": ["7"]})
+    before = server.sample("why")
+    lab.backend = lab.make(reload="1")
+    await lab.out(lab.job(server))
+    await lab.back(lab.job(server))
+    assert server.sample("why") == before
+
+
 async def test_a_server_of_which_a_part_sleeps_is_not_resident(lab: Lab) -> None:
     """G18: weights alone awake: still suspended. The next wake asks for the cache only, since another ask for the
     weights would let the server pass over all of it."""
