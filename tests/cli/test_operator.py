@@ -197,6 +197,13 @@ def test_a_setting_out_of_range_is_refused_before_anything_is_written(cli: Cli, 
     assert cli.json("groups")["groups"] == []
 
 
+def test_all_and_a_part_can_not_be_asked_for_at_once(cli: Cli) -> None:
+    """`--tag ''` beside another tag has no meaning; exit code 2, and nothing is written."""
+    result = cli("group", "create", "licences", "--tag", "kv_cache", "--tag", "")
+    assert (result.exit_code, cli.json("groups")["groups"]) == (2, [])
+    assert "can't go with another --tag" in result.stderr
+
+
 def test_a_group_in_use_is_not_deleted(cli: Cli, world: World) -> None:
     """Exit code 6 naming who uses it."""
     world.hold_lock_only("trainers", "a")

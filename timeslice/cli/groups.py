@@ -110,6 +110,8 @@ def _checked(name: str, given: dict[str, Any]) -> dict[str, str]:
         if value is None or value == ():
             continue
         if option == "tags":
+            if "" in value and len(value) > 1:
+                raise click.UsageError("--tag '' takes all again; it can't go with another --tag")
             value = ",".join(check_name("tag", tag) for tag in value if tag)  # noqa: PLW2901
         if option.endswith("_timeout"):
             stored[f"{option}_ms"] = str(round(value * 1000))
