@@ -17,7 +17,7 @@ from timeslice.agent.journal import Journal
 from timeslice.agent.owed import standing
 from timeslice.agent.state import Answer, Ledger, Note, Owed, Seen, Undo
 from timeslice.backends.base import Context, DeviceMemory
-from timeslice.errors import BackendError, StaleCommandError
+from timeslice.errors import BackendError, FaultKind, StaleCommandError
 from timeslice.models import Command, Leave
 
 
@@ -188,6 +188,14 @@ def test_a_process_may_ask_for_a_backend_and_a_suspended_job_keeps_its_own(rig: 
     assert backends.choose("a", [rig.target("a", pid)], prefer="x") is backends["x"]
     with pytest.raises(BackendError, match="its processes ask for cuda; this agent has: channel, outside, x"):
         backends.choose("a", [rig.target("a", pid, backend="cuda")])
+
+
+def test_who_left_by_a_backend_that_this_agent_lacks_is_not_given_to_another(rig: Rig, backends: BackendSet) -> None:
+    """An agent was started anew with other backends: nobody else has the copy, nor knows where it is."""
+    target = rig.target("a", rig.spawn().pid)
+    with pytest.raises(BackendError, match=r"left by the backend gone.*has: channel, outside, x") as caught:
+        backends.choose("a", [target], prefer="gone", force=True)
+    assert caught.value.kind is FaultKind.UNSUPPORTED
 
 
 def test_no_backend_that_applies_is_an_error_with_the_remedy(rig: Rig, backends: BackendSet) -> None:

@@ -237,6 +237,22 @@ async def test_only_the_proven_processes_of_that_job_are_ended(rig: Rig) -> None
         assert lives(claimed)
 
 
+async def test_a_workload_that_answers_that_it_can_not_is_not_ended(rig: Rig) -> None:
+    """It is not stuck, and its state is worth keeping: whoever asked so is told."""
+    await configure(rig, on_stuck="kill")
+
+    def make(_: str, context: Context) -> Backend:
+        return Slow(context)
+
+    async with rig.agent(make):
+        process = rig.spawn(job="a")
+        rig.fake.load("a", 600)
+        rig.fake.knob("prepare", fail=-1, kind="unsupported")
+        swap = await revoked(rig, process, channel="p1")
+        assert "on_stuck" not in await ordered(rig, swap)
+        assert lives(process)
+
+
 async def test_a_setting_that_was_taken_back_a_moment_ago_counts(rig: Rig) -> None:
     """What the agent has heard of the setting may be old by seconds: before it ends anybody it asks again."""
     await configure(rig, on_stuck="kill")

@@ -66,6 +66,8 @@ class BackendSet:
         ``force`` one that works from outside, if there is one. BackendError(unsupported) if none can."""
         if moved := self._named(prefer):
             return moved
+        if prefer:
+            raise self._unsupported(job, f"it left by the backend {prefer}, which alone can bring it back")
         asked = {target.backend for target in targets} - {""}
         if force and (outside := self.by_force(targets)):
             return outside
