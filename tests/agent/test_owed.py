@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -15,6 +16,7 @@ from timeslice.agent.journal import Journal
 from timeslice.agent.owed import Debts
 from timeslice.agent.state import Owed, owing
 from timeslice.backends.base import DeviceMemory, Probe
+from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Command, Residency, Target
 
@@ -146,6 +148,45 @@ async def test_the_job_itself_comes_back_while_it_owes(rig: Rig) -> None:
         assert (await rig.order(await _commit(rig, into="a")))["step"] == "done"
         assert rig.fake.state("a") == "resident"
         assert _ledger(rig)["owed"] == {}
+
+
+async def test_a_waiter_gets_in_by_itself_when_the_memory_is_free(rig: Rig) -> None:
+    """G06, with a real coordinator: who waits reads the figures, and nobody has to help once the memory is free."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    options = CoordinatorOptions(url=rig.url, prefix=rig.prefix, name="c1")
+    task = asyncio.create_task(run_coordinator(options, ready=ready.set, stop=stop))
+    await asyncio.wait_for(ready.wait(), 20)
+    try:
+        async with rig.agent(ttl_s=1.5):
+            await rig.job("a", 600)
+            rig.fake.knob("suspend", share=0.0)
+            rig.fake.knob("restore", fail=-1)
+            await rig.acquire("a")
+            await rig.acquire("b")
+            await rig.yield_("a")
+
+            async def told() -> bool:
+                view = await rig.view()
+                return not view.swap and any("of its 600 bytes" in (each.deferred or "") for each in view.queue)
+
+            await until(told, "b reads why it waits")
+            assert await rig.member_state("a") == "suspending"
+            await rig.acquire("c")
+            await until(told, "b waits on")
+            assert not (await rig.view()).holder
+            rig.fake.write("a", {**rig.fake.read("a"), "until": 0})
+            holders = set()
+
+            async def inside() -> bool:
+                holders.add((await rig.view()).holder)
+                return bool(holders & {"b", "c"})
+
+            await until(inside, "somebody is in")
+            assert "a" not in holders
+            assert (await rig.view()).jobs["a"].residency == "suspended"
+    finally:
+        stop.set()
+        await task
 
 
 @pytest.mark.parametrize("killed", ["in the suspend", "in the undo", "after the answer"])
