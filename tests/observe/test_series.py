@@ -54,6 +54,19 @@ def test_busy_is_told_from_idle_by_how_the_samples_fall_apart(high: float, low: 
     assert loop.active_s == pytest.approx(12, abs=2 * STEP_S)
 
 
+def test_a_phase_that_uses_a_part_of_the_device_uses_it() -> None:
+    """Of three levels only the lowest is idle: others can't have the device while samples are generated at a third of
+    its power."""
+
+    def level(at: float) -> float:
+        return 1.0 if at % 30 < 10 else 0.3 if at % 30 < 20 else 0.0
+
+    loop = found(level)
+    assert loop.idle_share == pytest.approx(1 / 3, abs=0.05)
+    assert loop.active_s == pytest.approx(20, abs=2 * STEP_S)
+    assert loop.period_s == pytest.approx(30, abs=STEP_S)
+
+
 def test_noise_changes_nothing() -> None:
     """Activity that jumps about while it is busy, and single samples that are off."""
     chance = Random(4)

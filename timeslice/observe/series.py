@@ -1,7 +1,9 @@
 """What a series of samples tells of a loop. Pure: no clock, no I/O.
 
 1. Each sample is busy or idle. The border is the value that divides them best into two classes (Otsu's method: the
-   greatest variance between the classes); where the classes are closer than ``CONTRAST``, all samples are alike.
+   greatest variance between the classes); where the classes are closer than ``CONTRAST``, all samples are alike. If
+   what is below falls into two classes itself, further apart than noise, the upper one of these is busy as well: a
+   phase that uses a third of a device uses it.
 2. A stretch is a run of busy samples. Pauses shorter than ``gap_s`` do not end one, for nobody could use them; after
    that, stretches shorter than ``gap_s`` are taken for noise.
 3. A turn of the loop has one to four stretches: the smallest number after which starts and lengths repeat, two thirds
@@ -18,6 +20,7 @@ from itertools import pairwise
 from statistics import median
 
 CONTRAST = 0.1  # of full activity; less between busy and idle is noise
+FAINT = 0.2  # so far apart are two classes below that
 NEAR = 0.25  # a time that differs from the median by this share of it is still regular
 MOST = 2 / 3
 PHASES = 4  # stretches of one turn that are looked for
@@ -104,15 +107,22 @@ def _repeats(stretches: Sequence[Stretch], count: int, gap_s: float) -> bool:
 
 def _border(values: Sequence[float]) -> float:
     """Above it a sample is busy."""
+    border = found = _split(values, CONTRAST)
+    while found is not None:
+        border, found = found, _split([value for value in values if value <= found], FAINT)
+    return CONTRAST / 2 if border is None else border
+
+
+def _split(values: Sequence[float], contrast: float) -> float | None:
+    """What divides them best into two classes; None if these are no further apart."""
     ordered, total = sorted(values), sum(values)
-    best, border, below = -1.0, CONTRAST / 2, 0.0
+    best, border, below = -1.0, None, 0.0
     for count, value in enumerate(ordered[:-1], 1):
         below += value
         low, high = below / count, (total - below) / (len(ordered) - count)
         between = count * (len(ordered) - count) * (high - low) ** 2
         if between > best and ordered[count] > value:
-            best = between
-            border = (value + ordered[count]) / 2 if high - low >= CONTRAST else CONTRAST / 2
+            best, border = between, (value + ordered[count]) / 2 if high - low >= contrast else None
     return border
 
 
