@@ -20,7 +20,7 @@ import timeslice
 from tests.frameworks.tiny import Watch, history, make_trainer, weights
 from timeslice.errors import LeaseLostError, LeaseUncertainError, UsageError
 from timeslice.integrations import patience
-from timeslice.integrations.trl import share
+from timeslice.integrations.trl import _state_of, share
 from timeslice.integrations.turn import Turn
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
@@ -68,6 +68,27 @@ def test_two_jobs_learn_together_what_they_learn_alone(tmp_path: Path) -> None:
     assert found["bytes_moved"] > 4 * 20e6
     assert len({job["weights"] for job in found["runs"].values()}) == 2
     assert f"gain {found['gain']:.2f}" in run.stdout
+
+
+def test_the_reference_model_is_copied_once(tmp_path: Path) -> None:
+    """It is not trained, so it leaves without a copy from the second time on; unless TRL lets it follow the policy."""
+    trainer = make_trainer(tmp_path, by_length)
+    trainer.ref_model = type(trainer.model)(trainer.model.config).eval()  # as TRL loads it by its name
+    state = _state_of(trainer, "g")
+    state.adopt()
+    size = sum(parameter.nbytes for parameter in trainer.ref_model.parameters())
+    assert state.suspend().saved == 0
+    state.restore()
+    before = weights(trainer)
+    assert state.suspend().saved >= size
+    state.restore()
+    assert torch.equal(weights(trainer), before)
+    weight = next(trainer.ref_model.parameters())
+    weight.data.mul_(0.5).add_(next(trainer.model.parameters()).data, alpha=0.5)  # as its SyncRefModelCallback does
+    followed = weight.clone()
+    assert state.suspend().saved < size
+    state.restore()
+    assert torch.equal(weight, followed)
 
 
 def test_the_group_is_free_while_rewards_are_computed(tmp_path: Path, watch: Watch) -> None:

@@ -7,7 +7,7 @@
         timeslice.integrations.torch.register_module("trainers", model, optimizers=[optimizer])
 
 What moves is memory, not tensors: the same Parameter objects point to the same storages before and after, whatever
-shares a storage still shares it, and every byte is as it was.
+shares a storage still shares it, and every byte is as it was. Only addresses on the device are others.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def register_module(
     calling a module, stepping an optimizer, and ``state_dict`` and ``load_state_dict`` of both raise UsageError.
     PyTorch has no place to refuse other ways to touch a tensor, such as ``clip_grad_norm_``,
     ``zero_grad(set_to_none=False)``, ``to()`` or reading it: they have an undefined outcome, and may end the process.
+    Memory comes back at other addresses, so a CUDA graph has to be captured again.
 
     Host memory is kept from one move to the next. ``static`` says what hardly changes: modules, such as a reference
     model (they need not be among ``modules``), or a function that is called with the name and the tensor of each

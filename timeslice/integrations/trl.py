@@ -30,7 +30,7 @@ from trl import GRPOTrainer
 from timeslice.client.phases import phase
 from timeslice.client.workload import Workload
 from timeslice.errors import UsageError
-from timeslice.integrations.torch import DeviceState, Parts, register_state
+from timeslice.integrations.torch import DeviceState, Parts, frozen, register_state
 from timeslice.integrations.turn import Turn
 from timeslice.names import check_name
 
@@ -46,7 +46,7 @@ _HELD = {
     "_finalize_training": "train",  # reads the loss, and loads the best model
 }
 _STEP, _AFTER_STEP = "training_step", "_maybe_log_save_evaluate"
-_READ = ("reward_funcs", "ref_model", "num_iterations", "use_vllm", "_step", "_buffered_inputs")
+_READ = ("reward_funcs", "ref_model", "is_fsdp_enabled", "num_iterations", "use_vllm", "_step", "_buffered_inputs")
 
 
 def share(
@@ -69,7 +69,7 @@ def share(
     """
     _check(trainer, trainers, samplers, register=register)
     turn = Turn(trainers, device=trainer.accelerator.device, job=job, timeout=timeout)
-    workload = register_state(DeviceState(trainers, lambda: _parts(trainer)), job=job) if register else None
+    workload = register_state(_state_of(trainer, trainers), job=job) if register else None
     return Shared(trainer, turn, samplers, workload)
 
 
@@ -243,6 +243,13 @@ def _generates(trainer: Any) -> bool:
 
 def _by_server(trainer: Any) -> bool:
     return bool(trainer.use_vllm and trainer.vllm_mode == "server")
+
+
+def _state_of(trainer: Any, group: str) -> DeviceState:
+    """What is frozen, such as the reference model and the base of adapters, is copied once."""
+    if _is_model(trainer.ref_model) and not trainer.is_fsdp_enabled:  # FSDP has its parameters in buffers of its own
+        trainer.ref_model.requires_grad_(requires_grad=False)  # TRL trains it never, and leaves this as it was loaded
+    return DeviceState(group, lambda: _parts(trainer), static=frozen)
 
 
 def _parts(trainer: Any) -> Parts:
