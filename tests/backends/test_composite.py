@@ -188,12 +188,15 @@ async def test_parts_are_refused(rig: Rig) -> None:
     assert caught.value.kind is FaultKind.UNSUPPORTED
 
 
-def test_it_can_what_its_stages_can(rig: Rig) -> None:
+def test_it_can_what_its_stages_can(rig: Rig, tmp_path: Path) -> None:
     """Modes of the first that moves, the strictest share, and by force what does not ask."""
     able = rig.backend.capabilities()
     assert sorted(able.modes) == ["discard", "offload"]
     assert (able.forced, able.freed_share) == (True, 0.99)
     assert sorted(rig.backend.outside().capabilities().modes) == ["offload"]
+    folders = {"cuda.state": str(tmp_path / "cuda"), "quiesce.state": str(tmp_path / "quiesce")}
+    cuda = replace(rig.context, options={"stages": "quiesce+cuda", **folders})
+    assert not get_backend("composite", cuda).capabilities().overlaps  # one of them can't bring in beside one going out
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 
+import psutil
 import pytest
 
 from tests.backends.conftest import ALL, DEADLINE_S, MIB
 from tests.backends.cuda_rig import FIRST, SECOND, SIZE, CudaRig, cuda
 from tests.support.jobs import wait_until
+from timeslice.backends.calls import Calls
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency
 
@@ -46,6 +50,8 @@ async def test_a_lock_that_does_not_end_is_never_killed(cuda: CudaRig) -> None:
         await cuda.backend.prepare(job, ALL, deadline_s=0.5)
     assert caught.value.kind is FaultKind.POISONED
     assert (await cuda.backend.probe(job)).state is Residency.FAULTED
+    (tool,) = [child for child in psutil.Process().children() if child.name() == "cuda-checkpoint"]
+    assert os.getsid(tool.pid) == tool.pid  # so that no Ctrl-C at the agent's terminal reaches it
     cuda.node.clear("lock-hangs")
     wait_until(lambda: cuda.states() == ["locked"], "the lock ended by itself")
     await cuda.backend.abort(job, deadline_s=DEADLINE_S)
@@ -137,6 +143,38 @@ async def test_a_restore_without_room_is_not_even_tried(cuda: CudaRig) -> None:
     squatter.end()
     await cuda.back(job)
     assert worker.call("digest") == digest
+
+
+async def test_a_job_of_which_only_a_part_fits_is_not_begun(cuda: CudaRig) -> None:
+    """G07: the room is counted for all of its processes before the first one comes back."""
+    workers = [cuda.start(3 * MIB), cuda.start(3 * MIB)]
+    job = cuda.job(*workers)
+    await cuda.out(job)
+    squatter = cuda.start(4 * MIB)
+    cuda.node.set("restore-fails", "every:100")  # counts the tries
+    with pytest.raises(BackendError, match=f"{6 * MIB} bytes needed, {4 * MIB} free; process {squatter.pid} holds"):
+        await cuda.backend.restore(job, ALL, deadline_s=DEADLINE_S)
+    assert "restore-fails.count" not in cuda.faults()
+
+
+async def test_a_process_that_dies_while_it_is_copied_is_no_fault(cuda: CudaRig) -> None:
+    """F02: a job ends within its own suspend: that ends as gone, its peer leaves, and the device is free for others."""
+    dying, peer = cuda.start(MIB), cuda.start(MIB)
+    job, digest = cuda.job(dying, peer), peer.call("digest")
+    await cuda.backend.prepare(job, ALL, deadline_s=DEADLINE_S)
+    cuda.node.set("copy-takes", "1")
+    leaving = asyncio.ensure_future(cuda.backend.suspend(job, ALL, deadline_s=DEADLINE_S))
+    calls = Calls(cuda.folder / "marks" / "calls")
+    while not calls.works_on(job.targets[0]) or "locked" not in cuda.states()[0]:
+        await asyncio.sleep(0.01)
+    dying.end()
+    await leaving
+    assert (await cuda.backend.probe(job)).state is Residency.SUSPENDED
+    assert cuda.node.used() == 0
+    await cuda.back(job)
+    assert peer.call("digest") == digest
+    await cuda.out(job)
+    assert len(list((cuda.folder / "marks").glob("[0-9]*"))) == 1  # nothing is kept of who is gone
 
 
 async def test_without_a_footprint_only_empty_devices_are_restored_into(cuda: CudaRig) -> None:

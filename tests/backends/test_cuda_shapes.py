@@ -10,7 +10,8 @@ import pytest
 from tests.backends.conftest import ALL, DEADLINE_S, MIB
 from tests.backends.cuda_rig import FIRST, SECOND, SIZE, THIRD, CudaRig, cuda
 from timeslice.arena.process import start_time_of
-from timeslice.backends.cuda_memory import Placement, number_of
+from timeslice.backends.base import DeviceMemory
+from timeslice.backends.cuda_memory import Placement, number_of, shortage
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency, Target
 
@@ -91,6 +92,19 @@ async def test_memory_that_can_not_be_moved_is_refused_from_the_first_failure_on
     cuda.node.clear("lock-fails")
     await cuda.out(cuda.job(other))  # only that process is refused
     await cuda.refused(job, "unified memory")
+
+
+async def test_what_only_root_could_is_not_held_against_a_process(
+    cuda: CudaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's text is the same for a lack of rights: an agent that is not root remembers nothing."""
+    worker = cuda.start(flags="uvm")
+    job = cuda.job(worker)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(BackendError, match="Nor can anything by an agent that is not root"):
+        await cuda.out(job)
+    await cuda.backend.prepare(job, ALL, deadline_s=DEADLINE_S)
+    assert cuda.states() == ["locked"]
 
 
 async def test_ipc_memory_moves_with_a_driver_that_can(cuda: CudaRig) -> None:
@@ -182,6 +196,14 @@ def test_what_came_back_is_compared_device_by_device() -> None:
     found = Placement.compare(7, before, {FIRST: 60, SECOND: 140})
     assert str(found) == f"process 7 has 60 of 100 bytes on {FIRST}, but 140 bytes on {SECOND}"
     assert Placement.compare(7, before, {SECOND: 100}).elsewhere == ()
+
+
+def test_what_is_left_of_a_process_is_no_obstacle_to_itself() -> None:
+    """G33: a process that is out may still hold a part; all others count with what they hold."""
+    device = DeviceMemory(device=FIRST, total_bytes=100, free_bytes=50, holders=((7, 30), (8, 20)))
+    assert shortage([device], [{FIRST: 80}], {7}) == ""
+    assert shortage([device], [{FIRST: 81}], {7}).startswith(f"device {FIRST}: 81 bytes needed, 50 free")
+    assert "process 7 holds 30; process 8 holds 20" in shortage([device], [{FIRST: 80}], set())
 
 
 def test_an_unknown_driver_is_refused(cuda: CudaRig) -> None:

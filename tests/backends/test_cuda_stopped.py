@@ -7,9 +7,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.backends.conftest import ALL, DEADLINE_S
 from tests.backends.cuda_rig import CudaRig, cuda
 from tests.support.jobs import JobProcess, process_state, wait_until
+from timeslice.errors import BackendError
 from timeslice.models import Residency
 
 __all__ = ["cuda"]
@@ -26,9 +29,10 @@ def content(cuda: CudaRig, worker: JobProcess) -> bytes:
     return block.read_bytes()[:8]
 
 
-def status(worker: JobProcess) -> str:
-    """With how often it was let run."""
-    return Path(f"/proc/{worker.pid}/status").read_text()
+def switches(worker: JobProcess) -> list[str]:
+    """How often it was let run."""
+    lines = Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+    return [line for line in lines if "ctxt_switches" in line]
 
 
 async def test_a_stopped_process_can_not_touch_the_device_once_it_is_locked(cuda: CudaRig, tmp_path: Path) -> None:
@@ -83,7 +87,22 @@ async def test_a_look_leaves_a_stopped_process_alone_that_tells_its_state(cuda: 
     """A probe changes nothing: it does not run in between."""
     worker = cuda.start()
     stop(worker)
-    before = status(worker)
+    before = switches(worker)
     for _ in range(3):
         assert (await cuda.backend.probe(cuda.job(worker))).state is Residency.RESIDENT
-    assert status(worker) == before
+    assert switches(worker) == before != []
+
+
+async def test_a_stopped_process_is_not_stopped_again_under_a_call_that_goes_on(cuda: CudaRig) -> None:
+    """The call could never end without the process."""
+    cuda.node.set("lock-hangs")
+    worker = cuda.start()
+    job = cuda.job(worker)
+    stop(worker)
+    with pytest.raises(BackendError, match="must not be killed"):
+        await cuda.backend.prepare(job, ALL, deadline_s=0.5)
+    assert process_state(worker.pid) != "T"
+    cuda.node.clear("lock-hangs")
+    wait_until(lambda: cuda.states() == ["locked"], "the lock ended by itself")
+    await cuda.backend.abort(job, deadline_s=DEADLINE_S)
+    assert cuda.states() == ["running"]

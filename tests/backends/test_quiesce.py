@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -278,12 +279,12 @@ async def test_a_command_that_hangs_is_ended_with_its_deadline_and_all_that_it_s
     with pytest.raises(BackendError, match="did not end within its deadline"):
         await backend.prepare(ranks.job, ALL, deadline_s=3.0)
     for name in ("pid", "child"):
-        wait_until(lambda name=name: not runs(int((ranks.folder / name).read_text())), "the command has ended")
+        wait_until(partial(has_ended, ranks.folder / name), "the command has ended")
     assert all(process.call("ping") == process.pid for process in ranks.processes)
 
 
-def runs(pid: int) -> bool:
-    return start_time_of(pid) is not None
+def has_ended(number: Path) -> bool:
+    return start_time_of(int(number.read_text())) is None
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_two_calls_on_one_process_are_written_down(node: Node, start: Start) -> 
     """So that a test can tell that there never were any."""
     process = start(MIB)
     node.set("slow", process.pid)
-    command = [node.tool, "--get-state", "--pid", str(process.pid)]
+    command = [str(node.tool), "--get-state", "--pid", str(process.pid)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL), subprocess.Popen(command, stdout=subprocess.DEVNULL):
         pass
     assert node.overlaps() == [f"--get-state {process.pid}"]
