@@ -16,9 +16,10 @@ from timeslice.agent.journal import Journal
 from timeslice.agent.owed import Debts
 from timeslice.agent.state import Owed, owing
 from timeslice.backends.base import DeviceMemory, Probe
+from timeslice.cli.node_memory import suspended
 from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import Command, Residency, Target
+from timeslice.models import Command, Leave, Residency, Target
 
 FREE_S = 0.3
 
@@ -79,7 +80,8 @@ async def test_who_left_memory_behind_is_not_out_for_a_first_load(rig: Rig) -> N
         assert "restore fails by order of the test" in failed["error"]
         assert rig.fake.state("a") == "suspended"
         assert (await rig.view()).jobs["a"].residency == "suspending"
-        assert (await rig.member("a")).device_bytes == 600
+        taken = {"group": rig.name, "job": "a", "host_bytes": 600, "device_bytes": 600}
+        assert suspended(await rig.view(), rig.node) == [taken]
         await _over(rig, command.swap, "a", into=None)
         why = await _refused(rig, "c", "a")
         assert "only 0 of its 600 bytes were measured free" in why
@@ -88,6 +90,22 @@ async def test_who_left_memory_behind_is_not_out_for_a_first_load(rig: Rig) -> N
         view = await rig.view()
         assert not view.holder
         assert any("only 0 of its 600 bytes" in (each.deferred or "") for each in view.queue)
+
+
+async def test_weights_that_were_dropped_are_due_also_of_who_owes(rig: Rig) -> None:
+    """G21: the content is gone, be it that its memory is not free yet."""
+    async with rig.agent():
+        await rig.register(rig.target("a", rig.spawn(job="a").pid, leave=Leave(mode="discard")))
+        rig.fake.load("a", 600)
+        rig.fake.write("a", {**rig.fake.read("a"), "pid": rig.processes[0].pid})
+        await rig.begin_swap("a", into="b")
+        command = await _commit(rig, "a", into=None)
+        rig.fake.knob("suspend", share=0.0)
+        rig.fake.knob("restore", fail=-1)
+        await rig.order(command)
+        assert "suspend a discard" in rig.fake.asked()
+        assert await rig.member_state("a") == "suspending"
+        assert (await rig.view()).jobs["a"].needs_weights
 
 
 async def test_memory_that_becomes_free_later_lets_the_waiter_in(rig: Rig) -> None:

@@ -80,7 +80,7 @@ class Mover:
     def seen(self, job: Presence, probe: Probe | None = None, leave: Leave | None = None) -> Seen:
         """As it was found, or as ``probe`` shows it now."""
         found = job.seen(probe)
-        lost = found.state == Residency.SUSPENDED and loses_weights(self.left(job, leave))
+        lost = found.state in {Residency.SUSPENDED, Residency.SUSPENDING} and loses_weights(self.left(job, leave))
         return found.model_copy(update={"discarded": lost})
 
     async def lock(self, job: Presence, selection: Selection, deadline: Deadline) -> None:

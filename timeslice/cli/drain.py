@@ -165,5 +165,5 @@ def _copies(session: Session, node: str, groups: list[str]) -> list[dict[str, An
         {"group": view.name, "job": member.job, "host_bytes": member.host_bytes}
         for view in session.views(groups)
         for member in view.members
-        if member.node == node and member.state == "suspended"
+        if member.node == node and member.state in {"suspended", "suspending"}
     ]

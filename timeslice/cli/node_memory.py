@@ -35,7 +35,7 @@ def suspended(view: GroupView, node: str) -> list[dict[str, Any]]:
             "device_bytes": member.device_bytes,
         }
         for member in sorted(view.members, key=lambda member: member.job)
-        if member.node == node and member.state == Residency.SUSPENDED
+        if member.node == node and member.state in {Residency.SUSPENDED, Residency.SUSPENDING}
     ]
 
 
