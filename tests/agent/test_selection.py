@@ -128,6 +128,16 @@ async def test_weights_that_were_dropped_are_due(rig: Rig) -> None:
         assert await _needs_weights(rig, "a")
 
 
+async def test_no_weights_are_due_before_they_were_dropped(rig: Rig) -> None:
+    """Who can only discard is prepared for that, and still has everything; so it has if the swap ends there."""
+    async with rig.agent():
+        await _load(rig, "a", Leave(), modes=("discard",), weights=500)
+        swap = await rig.begin_swap("a", into="b")
+        assert (await rig.order(rig.command(swap, "prepare", "a", into="b")))["step"] == "prepared"
+        assert rig.fake.asked() == ["prepare a discard"]
+        assert not await _needs_weights(rig, "a")
+
+
 async def test_who_does_not_fit_beside_the_rest_is_refused_by_name(rig: Rig) -> None:
     """What stays takes its room: the next job is not let in, the reason names who holds how much, and who had left is
     whole again."""
