@@ -35,7 +35,7 @@ class Sglang(StandIn):
         }
         self.sizes = {"weight": options.weights, "kvcache": options.kv_cache}
         self.offload_tags: set[str] = set()
-        self.random_seed = secrets.randbelow(1 << 30)
+        self.random_seed = options.random_seed or secrets.randbelow(1 << 30)
         self.routes = {
             ("GET", "/health"): self.health,
             ("GET", "/health_generate"): self.health,
@@ -129,6 +129,7 @@ def parser() -> argparse.ArgumentParser:
     made = arguments("sglang")
     made.add_argument("--enable-memory-saver", action="store_true")
     made.add_argument("--enable-weights-cpu-backup", action="store_true")
+    made.add_argument("--random-seed", type=int, help="drawn at each start by default")
     return made
 
 

@@ -225,7 +225,7 @@ class HttpBackend(Backend):
 
     async def _look(self, job: Job, until: float, *, patient: bool = True) -> list[Seen]:
         async def look(seen: Seen) -> Seen:
-            return await self._sleepers.look(seen.server, seen.dialect, until)
+            return await self._sleepers.find(seen.server, seen.dialect, until)
 
         return await self._each(job, self._servers(job, patient=patient), look)
 

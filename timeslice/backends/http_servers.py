@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from timeslice.backends.base import Selection
@@ -71,6 +71,17 @@ class Sleepers:
             elif now <= _ASLEEP_SHARE * mark.device_bytes:
                 asleep = mark.out
         return Seen(server, dialect, mark, asleep)
+
+    async def find(self, server: Server, dialect: Dialect, until: float) -> Seen:
+        """The same, before anything is done: whoever was put to sleep as a whole, and has its memory, is another run of
+        the server, or was woken by somebody else."""
+        seen = await self.look(server, dialect, until)
+        mark = seen.mark
+        if mark and mark.device_bytes and seen.asleep == mark.out == seen.tags:
+            now = sum(await self._measure(server.target))
+            if now >= _AWAKE_SHARE * mark.device_bytes:
+                return replace(seen, asleep=())
+        return seen
 
     async def drain(self, seen: Seen, until: float) -> None:
         """Wait until it computes nothing. BackendError(busy) when time is up first."""

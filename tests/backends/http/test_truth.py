@@ -140,6 +140,22 @@ async def test_who_speaks_for_a_server_next_knows_that_it_sleeps(lab: Lab, drive
     assert server.sample("why") == before
 
 
+async def test_a_new_server_of_a_new_driver_is_awake(lab: Lab) -> None:
+    """A job ended while its server slept. The next one has the same address and the same seed, which somebody chose,
+    so what was noted might be of this one; but it has its memory, and a resume would end it."""
+    channel = {"channel": "g/driver"}  # whose children the servers are, so that their bytes are known
+    old = lab.start("sglang", "--random-seed", "7")
+    await lab.out(lab.job(old, dialect="sglang", **channel))
+    old.end()
+    new = lab.start("sglang", "--random-seed", "7", "--port", old.url.rpartition(":")[2])
+    job = lab.job(new, dialect="sglang", **channel)
+    assert await lab.state(job) is Residency.RESIDENT
+    await lab.back(job)
+    assert new.calls(RESUME) == []
+    await lab.out(job)
+    assert len(new.calls(RELEASE)) == 1
+
+
 async def test_a_driver_that_is_killed_in_the_middle_leaves_its_server_known(
     lab: Lab, driver: Callable[[], Driver]
 ) -> None:
