@@ -101,11 +101,16 @@ def test_a_suspend_that_does_not_fit_into_host_memory_is_refused_and_told(served
     assert c.says() == "yielded"
     need = f"suspending c needs {4 * MIB} bytes of host memory, {2 * MIB} are available"
     eventually(lambda: need in served.why("b"), within=60)
-    (job,) = [each for each in served.cli.json("jobs")["jobs"] if each["job"] == "c"]
+    (job,) = eventually(lambda: [each for each in served.cli.json("jobs")["jobs"] if _on_device(each, "c")])
     assert (job["residency"], job["device_bytes"]) == ("resident", 4 * MIB)
     a.kill()
     assert b.says(60) == "restored True"
     assert c.process.poll() is None
+
+
+def _on_device(job: dict[str, Any], name: str) -> bool:
+    """Bytes are told with the next heartbeat after the grant."""
+    return bool(job["job"] == name and job["device_bytes"])
 
 
 def test_a_job_on_the_device_without_a_hold_is_flagged_at_its_node(cli: Cli, world: World) -> None:
