@@ -4,7 +4,7 @@ Mirrors sgl-project/sglang v0.5: python/sglang/srt/entrypoints/http_server.py an
 managers/scheduler_update_weights_mixin.py. It dies of a release while it works, of releasing what is released, and of
 resuming what is not. No tags and an empty list mean all. Without ``--enable-weights-cpu-backup`` weights come back as
 garbage, and nothing tells so.
-``--fault``: "keeps memory", "frees late" (answers before the memory is free), and those of web.py.
+``--fault``: "keeps memory", "frees late" (answers before the memory is free), "refuses TAG", and those of web.py.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class Sglang(StandIn):
         for tag in asked.body.get("tags") or TAGS:
             if tag not in self.offload_tags:
                 die(f"KeyError: {tag}")
+            if self.fault(f"refuses {tag}"):
+                return Reply(400, b"not now")
             try:
                 if not self.parts[tag].on_device:
                     self.parts[tag].back()

@@ -90,6 +90,31 @@ async def test_a_part_leaves_and_only_it_comes_back(lab: Lab) -> None:
     assert server.sample("why")
 
 
+async def test_a_wake_that_fails_halfway_is_taken_back(lab: Lab) -> None:
+    """The weights are awake, and the cache is refused: both sleep again, and the next wake asks for each of them once.
+    A resume of what is awake would end the server."""
+    server = lab.start("sglang", faults=("refuses kv_cache=1",))
+    job = lab.job(server, dialect="sglang")
+    before = server.sample("why")
+    await lab.out(job)
+    with pytest.raises(BackendError, match="400: not now"):
+        await lab.back(job)
+    assert (await lab.state(job), lab.device.used_bytes()) == (Residency.SUSPENDED, 0)
+    await lab.back(job)
+    assert server.sample("why") == before
+
+
+async def test_an_unknown_part_wakes_nothing(lab: Lab) -> None:
+    """G18: refused, and nothing is sent."""
+    server = lab.start("sglang")
+    job = lab.job(server, dialect="sglang")
+    await lab.out(job)
+    with pytest.raises(BackendError, match="know no tags lora") as caught:
+        await lab.back(job, Selection(tags=("weights", "lora")))
+    assert caught.value.kind is FaultKind.UNSUPPORTED
+    assert server.calls(RESUME) == []
+
+
 async def test_nothing_is_released_while_it_works(lab: Lab) -> None:
     """G19: the scheduler would die of its assertion. Busy is said when time is up; afterwards it works."""
     server = lab.start("sglang", "--token-s", "0.1")
