@@ -145,6 +145,22 @@ async def test_a_restore_without_room_is_not_even_tried(cuda: CudaRig) -> None:
     assert worker.call("digest") == digest
 
 
+async def test_a_folder_that_can_not_be_written_costs_nothing(cuda: CudaRig) -> None:
+    """P5: without its footprint nothing leaves, and without the word of what it works on no tool is started."""
+    worker = cuda.start()
+    job = cuda.job(worker)
+    await cuda.backend.prepare(job, ALL, deadline_s=DEADLINE_S)
+    target = job.targets[0]
+    (cuda.folder / "marks" / f"{target.pid}-{target.start}.new").mkdir()  # as good as a full disk, for root too
+    with pytest.raises(BackendError, match=r"can't be written to .*Is a directory") as caught:
+        await cuda.backend.suspend(job, ALL, deadline_s=DEADLINE_S)
+    assert caught.value.kind is FaultKind.TRANSIENT
+    assert cuda.states() == ["running"]
+    shutil.rmtree(cuda.folder / "marks")
+    error = await cuda.refused(job, "calls can't be written: No such file")
+    assert error.kind is FaultKind.UNSUPPORTED
+
+
 async def test_a_job_of_which_only_a_part_fits_is_not_begun(cuda: CudaRig) -> None:
     """G07: the room is counted for all of its processes before the first one comes back."""
     workers = [cuda.start(3 * MIB), cuda.start(3 * MIB)]

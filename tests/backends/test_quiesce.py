@@ -186,6 +186,18 @@ async def test_a_new_agent_knows_who_was_told(ranks: Ranks) -> None:
     assert not (await backend.probe(ranks.job)).locked
 
 
+async def test_a_process_that_lost_its_handler_meanwhile_is_not_signalled(ranks: Ranks) -> None:
+    """It would end by it. Its peer is told, and the job counts as told."""
+    ranks.listen()
+    stage = QuiesceBackend(Context(group="g", node="n1", options={"state": str(ranks.folder / "m")}))
+    await stage.prepare(ranks.job, ALL, deadline_s=DEADLINE_S)
+    ranks.processes[0].call("deaf")
+    await stage.release(ranks.job, deadline_s=DEADLINE_S)
+    wait_until(lambda: ranks.count("after") == 1, "the other one was told")
+    assert ranks.processes[0].call("ping") == ranks.pids[0]
+    assert not (await stage.probe(ranks.job)).locked
+
+
 async def test_by_force_the_stopped_are_passed_over(ranks: Ranks) -> None:
     """It can't hear; asked nicely it is refused, by force it leaves all the same, and its peer is told."""
     ranks.listen()

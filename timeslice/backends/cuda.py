@@ -145,12 +145,16 @@ class CudaBackend(CheckpointBackend):
         return ""
 
     async def note_leaving(self, job: Job, seen: Mapping[Target, Seen]) -> None:
-        self._marks.sweep()
         listed = await self._listing()
-        for target, each in seen.items():
-            if each.state is not State.CHECKPOINTED:
+        going = [target for target, each in seen.items() if each.state is not State.CHECKPOINTED]
+        try:
+            self._marks.sweep()
+            for target in going:
                 on = footprint(target, listed)
                 self._marks.put(target, Left(devices={device: size or 0 for device, size in on.items()}))
+        except OSError as error:
+            message = f"what it has where can't be written to {error.filename}: {error.strerror}; see the option state"
+            raise fault(FaultKind.TRANSIENT, job, message) from error
 
     async def taken(self, job: Job, targets: Collection[Target]) -> int:
         """A process that is out is listed no more, whatever it still holds: what the devices say counts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import shlex
@@ -22,6 +23,8 @@ from timeslice.backends.base import Job
 from timeslice.backends.checks import fault
 from timeslice.errors import FaultKind, UsageError, quoted
 from timeslice.models import Target
+
+log = logging.getLogger("timeslice.backends")
 
 Stage = Literal["before", "after"]
 
@@ -75,6 +78,9 @@ class Signals:
                 with suppress(TargetGoneError):
                     held.append(stack.enter_context(_hold(job, target)))
             for process in held:  # all are held before the first one is told
+                if not _handles(process.pid, self._numbers[stage]):  # it started another program meanwhile
+                    log.warning("job %s: process %d has lost its handler and is not told", job.job, process.pid)
+                    continue
                 with suppress(TargetGoneError):
                     process.send_signal(self._numbers[stage])
         await sleep(settle_s)

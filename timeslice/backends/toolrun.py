@@ -125,7 +125,10 @@ class Tool:
         return f"{what}. It must not be killed; if it never ends, end process {target.pid}"
 
     def _start(self, target: Target, words: tuple[str, ...]) -> _Running:
-        lock = self._calls.begin(target) if self._calls else -1
+        try:
+            lock = self._calls.begin(target) if self._calls else -1
+        except OSError as error:  # without it the next agent could not tell: not even tried
+            raise ToolMissingError(f"{error.filename} can't be written: {error.strerror}") from error
         if lock is None:
             raise ToolOverdueError(self.overdue(target))
         try:
