@@ -26,7 +26,7 @@ SIZE, DEVICE = 4 << 20, 12 << 20
 async def _agent(rig: Rig, folder: Path) -> AsyncIterator[None]:
     backends = {rig.name: ["composite:stages=channel+arena"]}
     try:
-        async with rig.agent(get_backend, emulate={rig.name: DEVICE}, backends=backends, ttl_s=0.9):
+        async with rig.agent(get_backend, emulate={rig.name: DEVICE}, backends=backends, ttl_s=3.0):
             yield
     finally:
         Device.open(folder / "devices" / rig.name).destroy(force=True)

@@ -57,7 +57,7 @@ class Left(Wire):
 
 
 class CudaBackend(CheckpointBackend):
-    """Options: ``driver`` (``cli`` or ``api``), ``tool`` (path of cuda-checkpoint), ``state`` (footprints)."""
+    """Options: ``driver`` (``cli`` or ``api``), ``tool`` (path of cuda-checkpoint), ``state`` (footprints, calls)."""
 
     name = "cuda"
     options = frozenset({"driver", "state", "tool"})
