@@ -123,6 +123,19 @@ async def test_a_worker_that_never_registered_counts(rig: Rig, starts: Starts, c
         assert await _complaints(rig) == []
 
 
+async def test_where_no_backend_sees_jobs_the_devices_are_asked(
+    rig: Rig, starts: Starts, clean_environment: Path
+) -> None:
+    """With workloads only nobody tells of a holder that registered none; that it is on the device is seen there."""
+    async with _agent(rig, clean_environment, backends={"g": ["channel"]}):
+        worker = starts(JOB="a", GROUPS="g")
+        worker.do("load")
+        await _holds(rig, "a", worker.pid)
+        await _overdue(rig)
+        assert await _complaints(rig) == []
+        assert (await rig.member("a")).device_bytes == 0
+
+
 async def test_state_on_another_node_counts(rig: Rig, starts: Starts, clean_environment: Path) -> None:
     """The driver is on this node and its workers are on that one, whose agent tells of them."""
     async with _agent(rig, clean_environment):
