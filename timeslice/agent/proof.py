@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -75,12 +75,13 @@ class Evidence:
         return None
 
 
-def examine(pid: int, start: int) -> Evidence:
-    """Look at a process. ProcessLookupError when it has ended; hold its pidfd, so that no later one is meant."""
+def examine(pid: int, start: int, ours: Container[int] = ()) -> Evidence:
+    """Look at a process. ProcessLookupError when it has ended; hold its pidfd, so that no later one is meant. ``ours``:
+    what ``procfs.ancestors`` has just said, for those who look at many."""
     found = procfs.look_at(pid)
     if found is None or found.start != start:
         raise ProcessLookupError(f"process {pid} has ended")
-    reserved = found.kernel or pid == 1 or pid in procfs.ancestors()
+    reserved = found.kernel or pid == 1 or pid in (ours or procfs.ancestors())
     try:
         shown = None if reserved else _look(Path(f"/proc/{pid}"), found.uid)
     except PermissionError:

@@ -106,19 +106,19 @@ class Scanner:
             return self._snapshot
 
     def _scan(self) -> Snapshot:
-        lines = procfs.everybody()
+        lines, ours = procfs.everybody(), procfs.ancestors()
         known = {(pid, line): self._known[pid, line] for pid, line in lines.items() if (pid, line) in self._known}
         until = time.monotonic() + (BUDGET_S if self._known else FIRST_BUDGET_S)
         for pid, line in lines.items():
             if (pid, line) not in known and time.monotonic() < until:
-                known[pid, line] = _sighting(pid, line.start)
+                known[pid, line] = _sighting(pid, line.start, ours)
         self._known = known
         return Snapshot(lines, {(pid, line.start): sighting for (pid, line), sighting in known.items()})
 
 
-def _sighting(pid: int, start: int) -> Sighting | None:
+def _sighting(pid: int, start: int, ours: frozenset[int]) -> Sighting | None:
     try:
-        evidence = examine(pid, start)
+        evidence = examine(pid, start, ours)
     except ProcessLookupError:
         return None
     shown, status = evidence.shown, procfs.look_at(pid)
