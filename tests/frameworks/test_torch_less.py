@@ -174,6 +174,17 @@ def test_one_use_as_something_else_is_enough_to_be_copied(model: Any) -> None:
     assert round_trip(both).saved == model.embedding.weight.nbytes
 
 
+def test_a_view_that_came_later_makes_no_difference_to_the_rest(model: Any) -> None:
+    """More tensors share static memory than when it was copied: it is copied again, and once."""
+    state = state_of(model, static=frozen)
+    whole = round_trip(state).bytes
+    model.register_buffer("seen", model.embedding.weight.detach()[0])
+    before = digest(model)
+    assert round_trip(state) == Moved(bytes=whole - model.steps.nbytes, saved=model.steps.nbytes)
+    assert round_trip(state).saved == model.embedding.weight.nbytes + model.steps.nbytes
+    assert digest(model) == before
+
+
 def test_without_a_look_at_the_content_versions_decide(model: Any) -> None:
     """With `verify=False` a change that raised the version, a new object or a tensor without versions is copied."""
     with torch.inference_mode():
