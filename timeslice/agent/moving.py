@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from timeslice import metrics
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.devices import NOTHING, Devices, free_on, freed, shortage, unexplained
-from timeslice.agent.owed import standing
+from timeslice.agent.owed import devices_tell, standing
 from timeslice.agent.presence import FREE_S, Presence, Presences
 from timeslice.agent.selection import as_leave, as_selection, is_part, loses_weights
 from timeslice.agent.state import Note, Owed, Seen
@@ -256,7 +256,8 @@ class Mover:
         """Bytes freed on each device. BackendError(transient) when it stays less than the backend promised."""
         wait = deadline.within(FREE_S)
         while True:
-            devices, shown = await self._measure(deadline), (await self._probe(job, deadline)).device_bytes
+            devices = await self._measure(deadline)
+            shown = 0 if devices_tell(owed) else (await self._probe(job, deadline)).device_bytes
             now = standing(owed, devices, shown, taken)
             if now.left == 0:
                 await self._presences.debts.settle(job.name)

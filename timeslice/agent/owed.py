@@ -54,9 +54,17 @@ def standing(owed: Owed, devices: Devices, shown: int, taken: Mapping[str, int] 
     due = gone if owed.due is None else owed.due
     # Where no device can be asked, or its state is known to lie elsewhere, such as tensors of a CPU beside an emulated
     # device: the backend's own measure.
-    on_devices = owed.there >= max(int(owed.share * due), 1)
-    measured = sum(freed(owed.free, devices, taken).values()) if on_devices else gone
+    measured = sum(freed(owed.free, devices, taken).values()) if _on_devices(owed, due) else gone
     return Standing(due, measured, owed.share)
+
+
+def devices_tell(owed: Owed) -> bool:
+    """Whether the devices alone can tell what became free, without a look at the job."""
+    return owed.due is not None and _on_devices(owed, owed.due)
+
+
+def _on_devices(owed: Owed, due: int) -> bool:
+    return owed.there >= max(int(owed.share * due), 1)
 
 
 class Debts:
