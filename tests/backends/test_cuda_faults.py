@@ -187,9 +187,9 @@ async def test_a_process_that_dies_while_it_is_copied_is_no_fault(cuda: CudaRig)
     await leaving
     assert (await cuda.backend.probe(job)).state is Residency.SUSPENDED
     assert cuda.node.used() == 0
-    await cuda.back(job)
+    await cuda.back(cuda.job(peer))
     assert peer.call("digest") == digest
-    await cuda.out(job)
+    await cuda.out(cuda.job(peer))
     assert len(list((cuda.folder / "marks").glob("[0-9]*"))) == 1  # nothing is kept of who is gone
 
 
