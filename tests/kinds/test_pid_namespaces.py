@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -81,21 +82,21 @@ async def rig(redis_url: str, prefix: str, tmp_path: Path) -> AsyncIterator[Rig]
     await made.close()
 
 
-Enter = Callable[..., Inside]
+Enter = Callable[..., Awaitable[Inside]]
 
 
 @pytest.fixture
 def enter(rig: Rig, clean_environment: Path) -> Enter:
     """Start a job's process in a pid namespace of its own; it has the group when this returns."""
 
-    def start(job: str = "a", *words: str) -> Inside:
+    async def start(job: str = "a", *words: str) -> Inside:
         names = {"JOB": job, "URL": rig.url, "PREFIX": rig.prefix, "NODE": rig.node}
         environment = {**os.environ, **{f"TIMESLICE_{name}": value for name, value in names.items()}}
         line = [*UNSHARE, sys.executable, "-c", JOB, str(device_path(clean_environment, "g")), *words]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        process = subprocess.Popen(line, env=environment, **pipes)  # type: ignore[call-overload]
+        process = subprocess.Popen(line, env=environment, **pipes)  # type: ignore[call-overload]  # noqa: ASYNC220
         rig.processes.append(process)
-        return Inside(process)
+        return await asyncio.to_thread(Inside, process)  # the agent of this loop has to beat meanwhile
 
     return start
 
@@ -119,7 +120,7 @@ async def test_a_container_is_moved_by_the_numbers_of_the_host(
     outside or over its channel (whose name has the other number), brings it back, and sees it end."""
     with devices_end(clean_environment, "g"):
         async with rig.agent(get_backend, **emulated("g", backends={"g": [way]})):
-            job = enter("a", *([way] if way == "channel" else []))
+            job = await enter("a", *([way] if way == "channel" else []))
             assert job.inner != job.pid
             await until(lambda: watched(rig) == {job.inner: "a"}, "its registration is taken")
             view = await rig.view()
@@ -148,7 +149,7 @@ async def test_the_lease_of_a_container_ends_with_its_process(rig: Rig, enter: E
     """The lease names the process by its number in there: the agent vouches for that one, and tells its end."""
     with devices_end(clean_environment, "g"):
         async with rig.agent(get_backend, **emulated("g")):
-            job = enter()
+            job = await enter()
             await until(lambda: watched(rig) == {job.inner: "a"}, "its registration is taken")
             assert (await rig.view()).holder == "a"
             os.kill(job.pid, signal.SIGKILL)
@@ -163,7 +164,7 @@ async def test_an_agent_that_starts_again_knows_a_container(rig: Rig, enter: Ent
     """What it wrote down is the registration as it was told; one that ended meanwhile has ended."""
     with devices_end(clean_environment, "g"):
         async with rig.agent(get_backend, **emulated("g")):
-            job = enter()
+            job = await enter()
             await until(lambda: watched(rig) == {job.inner: "a"}, "its registration is taken")
             assert job.do("yield") == "same"
         await rig.driver.client.delete(rig.group.targets)
@@ -193,7 +194,7 @@ async def test_two_containers_of_a_job_with_the_same_number_are_both_known(
     with devices_end(clean_environment, "g"):
         async with rig.agent(get_backend, **emulated("g", backends={"g": ["channel"]})):
             pass  # the node is the group's, and nobody looks
-        first, second = enter("a", "channel", "idle"), enter("a", "channel", "idle")
+        first, second = await enter("a", "channel", "idle"), await enter("a", "channel", "idle")
         assert first.inner == second.inner
         async with rig.agent(get_backend, **emulated("g", backends={"g": ["channel"]})):
             await until(lambda: [each["pid"] for each in stored(rig)] == [first.inner] * 2, "both are known")
@@ -222,7 +223,7 @@ async def test_a_container_that_ended_before_anybody_looked_is_forgotten(
     with devices_end(clean_environment, "g"):
         async with rig.agent(get_backend, **emulated("g")):
             pass
-        job = enter()
+        job = await enter()
         assert job.do("yield") == "same"
         os.kill(job.pid, signal.SIGKILL)
         job.process.wait()
