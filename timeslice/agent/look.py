@@ -97,9 +97,11 @@ class Looker:
             return None
         if probe.state is Residency.ABSENT and any(target.channel for target in targets):
             return None  # a workload may keep its state where only it can see it
-        note = self._scope.presences.note_of(job, targets)
-        if note and note.backend != backend.name and (note.leave.tags or note.leave.slot):
-            return None  # what is on the device is the part that stayed, and whether it runs only its workload knows
+        note, last = self._scope.presences.note_of(job, targets), self._scope.presences.last.get(job)
+        if note and note.backend != backend.name:
+            stayed = last.device_bytes if last and last.state == Residency.SUSPENDED else 0
+            if note.leave.tags or note.leave.slot or probe.device_bytes <= stayed:
+                return None  # a context, or a part that stayed; whether it runs only who moved it out can tell
         debt = await self._scope.presences.debts.of_one_out(job, targets, probe)
         measured = backend.capabilities().freed_share > 0
         return _evidence(probe, seen(job, probe, backend.name, debt), measured=measured)

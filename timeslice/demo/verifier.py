@@ -6,6 +6,7 @@ so that it never outlives who started it. One line of JSON asks, one answers; ea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import socketserver
@@ -50,7 +51,8 @@ class Verifier:
         return np.array(json.loads(answer), np.float64)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be sent any more: the other end is gone
+            self._file.close()
         self._socket.close()
 
 
