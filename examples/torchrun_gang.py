@@ -80,7 +80,8 @@ def await_all(folder: Path, name: str) -> None:
 def start(job: str, folder: Path, device: Path, rounds: int, url: str) -> subprocess.Popen[bytes]:
     """torchrun for one job."""
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), __file__),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
+        *("--log-dir", str(folder / "torchrun"), __file__),  # else a folder of its own stays when it is ended
         *("--worker", str(folder), str(device), str(rounds)),
     ]
     environment = {**os.environ, "TIMESLICE_JOB": job, "TIMESLICE_URL": url, "OMP_NUM_THREADS": "1"}
