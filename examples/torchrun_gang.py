@@ -107,8 +107,9 @@ def run(rounds: int) -> dict[str, Any]:
     with stack() as (local, folder), ExitStack() as running:
         device = folder / "run" / "devices" / GROUP
         print(f"starting {len(JOBS)} torchrun jobs of {RANKS} ranks; loading PyTorch takes seconds", file=sys.stderr)
-        jobs = {job: start(job, folder, device, rounds, local.url) for job in JOBS}
-        for process in jobs.values():
+        jobs: dict[str, subprocess.Popen[bytes]] = {}
+        for job in JOBS:
+            jobs[job] = process = start(job, folder, device, rounds, local.url)
             running.callback(process.wait)
             running.callback(process.terminate)
         for job, process in jobs.items():

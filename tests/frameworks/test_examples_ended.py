@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.parametrize(
     ("example", "child"),
-    [("torch_grpo", "--job"), ("jax_ppo", "--job"), ("trl_grpo", "--job"), ("torchrun_gang", "--worker")],
+    [("torch_grpo", "--job"), ("jax_ppo", "--job"), ("trl_grpo", "--job"), ("torchrun_gang", " -u ")],  # its ranks
 )
 def test_an_example_that_is_ended_leaves_nothing(example: str, child: str) -> None:
     """By a plain kill while a job runs: no process, mount or file is left, and no traceback."""

@@ -23,7 +23,7 @@ def end_in_the_middle(command: Sequence[str], number: signal.Signals, temporary:
         _, said = running.communicate(timeout=DEADLINE_S)
     finally:
         running.kill()
-    assert running.returncode == 128 + number
+    assert running.returncode == 128 + number, said
     _await("processes were left", lambda: not _processes(temporary))
     assert str(temporary) not in Path("/proc/mounts").read_text()
     assert list(temporary.iterdir()) == []
