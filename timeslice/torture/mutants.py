@@ -105,12 +105,12 @@ def _no_fencing() -> None:
 def _dropped_restore() -> None:
     restore = moving.Mover.restore
 
-    async def say_done(self: moving.Mover, job: Any, *how: Any) -> Any:
+    async def say_done(self: moving.Mover, job: Any, *how: Any, **more: Any) -> Any:
         if job.probe.state is Residency.SUSPENDED:
             return job.seen().model_copy(update={"state": Residency.RESIDENT})
-        return await restore(self, job, *how)
+        return await restore(self, job, *how, **more)
 
-    moving.Mover.restore = say_done  # type: ignore[assignment, method-assign]
+    moving.Mover.restore = say_done  # type: ignore[method-assign]
 
 
 def _no_confirmation() -> None:
