@@ -83,6 +83,8 @@ def register_server(
         target = Target.model_validate(base.model_dump() | fields)
     except ValidationError as error:
         raise UsageError(f"group {group}: these servers can't be registered: {brief(error)}", group=group) from None
+    if why := target.unable(target.leave):
+        raise UsageError(f"group {group}: the servers can't leave as mode= says: it {why}", group=group, job=name)
     return Server(group, target, url=url)
 
 
@@ -93,6 +95,7 @@ class Server:
         self.group, self.job, self.target = group, target.job, target
         self._keys = Keys(Settings().prefix).group(group)
         self._closed = threading.Event()
+        self._telling = threading.Lock()  # what is repeated must not arrive behind the good-bye
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         if Settings().disable:
@@ -123,7 +126,8 @@ class Server:
         backend = BACKEND if self.target.channel else ""
         bare = self.target.model_copy(update={"backend": backend, "channel": "", "endpoints": (), "dialect": ""})
         try:
-            self._register(bare, _CLOSE_S)
+            with self._telling:
+                self._register(bare, _CLOSE_S)
         except TimeSliceError as error:
             log.warning("group %s: the servers of job %s closed unseen: %s", self.group, self.job, error)
         self._driver.close()
@@ -132,15 +136,21 @@ class Server:
         lost = False
         while not self._closed.wait(REFRESH_S):
             try:
-                told = None
-                while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
-                    told = now
-                    self._register(told, REFRESH_S)
+                self._repeat()
                 lost = False
             except Exception as error:
                 if not lost:
                     log.warning("group %s: the servers of job %s register later: %s", self.group, self.job, error)
                 lost = True
+
+    def _repeat(self) -> None:
+        told = None
+        while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
+            told = now
+            with self._telling:
+                if self._closed.is_set():
+                    return
+                self._register(told, REFRESH_S)
 
     def _register(self, target: Target, deadline_s: float) -> None:
         call = scripts.register(self._keys, target.job, target.host, target.pid, target.model_dump_json())

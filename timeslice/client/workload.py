@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from timeslice.client.callbacks import Busy, Callbacks, Mode, Moved, OnRestore, OnSuspend, ProbeNow, State
 from timeslice.client.engines import callbacks_of
-from timeslice.client.identity import declared, process_id, this_target, unable
+from timeslice.client.identity import declared, process_id, this_target
 from timeslice.errors import FaultKind, RedisUnreachableError, TimeSliceError, UsageError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
@@ -174,9 +174,9 @@ class Workload:
             self.target = Target.model_validate(known.model_dump() | {"channel": channel} | able)
         except ValidationError as error:
             raise UsageError(f"group {group}: the workload can't be registered so: {brief(error)}") from None
-        if why := unable(self.target, leave):
+        if why := self.target.unable(leave):
             raise UsageError(
-                f"group {group}: the workload can't leave as leave= says: {why}", group=group, job=self.job
+                f"group {group}: the workload can't leave as leave= says: it {why}", group=group, job=self.job
             )
         self._stream = keys.channel(self.job, channel)
         self._state = State(callbacks, loop=loop)
@@ -184,6 +184,7 @@ class Workload:
         self._after = ""
         self._refresh_at = 0.0
         self._closed = threading.Event()
+        self._telling = threading.Lock()  # what is repeated must not arrive behind the good-bye
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         if Settings().disable:
@@ -202,10 +203,11 @@ class Workload:
             return
         self._closed.set()
         self._state.close()
-        declared.pop((self.group, self.job), None)
-        plain = this_target(self.group, self.job, self.target.host)
         try:
-            self._register(plain.model_dump_json(), _CLOSE_S)
+            with self._telling:
+                declared.pop((self.group, self.job), None)
+                plain = this_target(self.group, self.job, self.target.host)
+                self._register(plain.model_dump_json(), _CLOSE_S)
             self._add("close", "", _CLOSE_S)  # wakes the thread
         except TimeSliceError as error:
             log.warning("group %s: the workload of job %s closed unseen: %s", self.group, self.job, error)
@@ -247,11 +249,16 @@ class Workload:
             self._after = last
         elif _position(last) < _position(self._after):
             self._after = "0-0"
-        declared[self.group, self.job] = self.target
-        told = None
-        while (now := this_target(self.group, self.job, self.target.host)) != told:  # a hold may change it meanwhile
-            told = now
-            self._register(told.model_dump_json(), deadline_s)
+        with self._telling:
+            if self._closed.is_set():
+                return
+            declared[self.group, self.job] = self.target
+            told = None
+            while (
+                now := this_target(self.group, self.job, self.target.host)
+            ) != told:  # a hold may change it meanwhile
+                told = now
+                self._register(told.model_dump_json(), deadline_s)
         self._refresh_at = time.monotonic() + REFRESH_S
 
     def _register(self, record: str, deadline_s: float) -> None:
