@@ -84,6 +84,18 @@ class Target(Wire):
     endpoints: tuple[Url, ...] = Field(default=(), max_length=16)  # of servers that the `http` backend asks
     dialect: Word = ""  # of these servers: vllm, sglang
 
+    def unable(self, leave: Leave) -> str:
+        """Why what registered so can't leave so, such as ``knows no tag lora; it registered: weights``; '' if it can.
+
+        Said by the client to who asks, and by the agent before anything is sent.
+        """
+        if leave.mode and leave.mode not in (self.modes or ("offload",)):
+            return f"can't {leave.mode}; it registered: {', '.join(self.modes) or 'offload'}"
+        for what, asked, able in (("tag", {*leave.tags}, self.tags), ("slot", {leave.slot} - {""}, self.slots)):
+            if unknown := sorted(asked - {*able}):
+                return f"knows no {what} {', '.join(unknown)}; it registered: {', '.join(able) or 'none'}"
+        return ""
+
 
 Step = Literal["prepare", "commit", "rollback"]
 

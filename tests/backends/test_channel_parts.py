@@ -84,8 +84,8 @@ async def test_a_part_needs_as_much_host_memory_as_it_has(rig: Rig, job: Job) ->
     ("selection", "words"),
     [
         (Selection(mode="discard"), "can't discard; it registered: offload"),
-        (Selection(tags=("kv_cache",)), "no tags kv_cache; it registered: base, adapter"),
-        (Selection(slot="green"), "no slots green; it registered: red, blue"),
+        (Selection(tags=("kv_cache",)), "no tag kv_cache; it registered: base, adapter"),
+        (Selection(slot="green"), "no slot green; it registered: red, blue"),
     ],
 )
 async def test_what_was_not_registered_is_never_sent(

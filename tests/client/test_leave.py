@@ -100,9 +100,9 @@ def test_a_hold_goes_before_what_the_workload_registered(face: Face, world: Worl
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"tags": ("lorra",)}, "it has no tag lorra; registered: kv_cache, lora"),
-        ({"tags": ("lora",), "slot": "c"}, "it has no slot c; registered: a, b"),
-        ({"mode": "discard"}, "it has no mode discard; registered: offload"),
+        ({"tags": ("lorra",)}, "it knows no tag lorra; it registered: kv_cache, lora"),
+        ({"tags": ("lora",), "slot": "c"}, "it knows no slot c; it registered: a, b"),
+        ({"mode": "discard"}, "it can't discard; it registered: offload"),
     ],
 )
 def test_a_hold_that_asks_for_what_is_not_registered_is_refused(
@@ -132,6 +132,23 @@ def test_a_word_is_no_list_of_names(given: str) -> None:
     asked: dict[str, Any] = {given: "lora"}
     with pytest.raises(UsageError, match=f"{given}='lora': give a list of names"):
         timeslice.register_workload("g", on_suspend=_ignore, on_restore=_ignore, **asked)
+
+
+def test_servers_can_not_be_asked_for_what_they_did_not_register(face: Face, world: World) -> None:
+    """G21: neither by their registration nor by a hold, whether they have a process here or it stands in for them."""
+    world.serve("g")
+    with pytest.raises(UsageError, match="can't leave as mode= says: it can't discard; it registered: offload"):
+        timeslice.register_server("g", "http://127.0.0.1:1", dialect="vllm", job="u", mode="discard")
+    engine = subprocess.Popen(["sleep", "600"])
+    try:
+        for pid, who in ((engine.pid, f"the server of process {engine.pid}"), (None, "the workload of this process")):
+            server = timeslice.register_server("g", "http://127.0.0.1:1", dialect="vllm", job="u", pid=pid)
+            with pytest.raises(UsageError, match=f"{who} can't leave so: it knows no tag lora"):
+                got(face.hold(face.client(job="u"), "g", body=_ignore, tags=("lora",)))
+            server.close()
+    finally:
+        engine.kill()
+        engine.wait()
 
 
 def test_servers_beside_a_holder_leave_as_its_hold_says(face: Face, world: World) -> None:

@@ -39,15 +39,8 @@ def whole(targets: Sequence[Target], asked: Selection | None, modes: Collection[
 def refusal(targets: Sequence[Target], selection: Selection) -> str:
     """Why these processes can't leave like that, by what they declared; '' if they can, or declared nothing."""
     for target in filter(_declares, targets):
-        if selection.mode not in (target.modes or ("offload",)):
-            able = ", ".join(target.modes) or "offload"
-            return f"process {target.pid} can't {selection.mode}; it registered: {able}"
-        if unknown := sorted(set(selection.tags) - set(target.tags)):
-            able = ", ".join(target.tags) or "none"
-            return f"process {target.pid} knows no tag {', '.join(unknown)}; it registered: {able}"
-        if selection.slot and selection.slot not in target.slots:
-            able = ", ".join(target.slots) or "none"
-            return f"process {target.pid} knows no slot {selection.slot}; it registered: {able}"
+        if why := target.unable(as_leave(selection)):
+            return f"process {target.pid} {why}"
     return ""
 
 

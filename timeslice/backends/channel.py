@@ -22,7 +22,7 @@ from timeslice.backends.checks import fault, is_alive, is_foreign
 from timeslice.backends.devices import bytes_of, has_devices, measure_devices, missing_devices, used_bytes
 from timeslice.backends.steps import UNDO_S, Step, combine, together
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import ChannelAnswer, ChannelCommand, Residency, Target
+from timeslice.models import ChannelAnswer, ChannelCommand, Leave, Residency, Target
 
 PROBE_S = 5.0
 RESEND_S = 5.0  # an answer that is not there by then may be lost: ask again under the same id
@@ -132,17 +132,10 @@ class ChannelBackend(Backend):
 
     def _check(self, job: Job, selection: Selection) -> None:
         """Refuse what a workload did not say that it can, before anything is sent."""
+        leave = Leave(mode=selection.mode, tags=selection.tags, slot=selection.slot)
         for target in _listening(job):
-            if selection.mode not in (target.modes or ("offload",)):
-                able = ", ".join(target.modes) or "offload"
-                message = f"process {target.pid} can't {selection.mode}; it registered: {able}"
-            elif unknown := sorted(set(selection.tags) - set(target.tags)):
-                message = _unknown(target, "tags", unknown, target.tags)
-            elif selection.slot and selection.slot not in target.slots:
-                message = _unknown(target, "slots", [selection.slot], target.slots)
-            else:
-                continue
-            raise fault(FaultKind.UNSUPPORTED, job, message)
+            if why := target.unable(leave):
+                raise fault(FaultKind.UNSUPPORTED, job, f"process {target.pid} {why}")
 
     async def _left_over(self, targets: Iterable[Target]) -> int:
         """What suspended processes still have on real devices: their contexts, above all."""
@@ -245,11 +238,6 @@ def _listening(job: Job) -> list[Target]:
     # A process without a channel has nothing that this backend could see or move. One in another PID namespace can't
     # be watched from here, but its channel works all the same.
     return [target for target in job.targets if target.channel and (is_foreign(target) or is_alive(target))]
-
-
-def _unknown(target: Target, what: str, asked: Sequence[str], registered: Sequence[str]) -> str:
-    able = ", ".join(registered) or "none"
-    return f"process {target.pid} knows no {what} {', '.join(asked)}; it registered: {able}"
 
 
 def _parts(answers: Iterable[ChannelAnswer]) -> dict[str, int]:

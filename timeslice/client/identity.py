@@ -143,26 +143,15 @@ def ask_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> bool:
     return _told.get((pid, url, keys.prefix, keys.name, job), _NOTHING) != leave
 
 
-def unable(target: Target, leave: Leave) -> str:
-    """Why a workload that registered so can't leave so, as its agent would say it; '' if it can."""
-    for what, asked, able in (
-        ("mode", {leave.mode}, target.modes or ("offload",)),
-        ("tag", {*leave.tags}, target.tags),
-        ("slot", {leave.slot}, target.slots),
-    ):
-        if unknown := sorted(asked - {"", *able}):
-            return f"it has no {what} {', '.join(unknown)}; registered: {', '.join(able) or 'none'}"
-    return ""
-
-
 def check_leave(group: str, job: str, leave: Leave) -> None:
-    """UsageError where a hold asks of this process's workload what it did not register: else the agent would refuse it,
-    and whoever waits for the group would pay for the mistake."""
-    known = declared.get((group, job))
-    if known and known.pid == os.getpid() and known.channel and (why := unable(known, leave)):
-        raise UsageError(
-            f"group {group}, job {job}: the workload of this process can't leave so: {why}", group=group, job=job
-        )
+    """UsageError where a hold asks of this process's workload, or of servers that it registered, what they did not
+    register: else the agent would refuse it, and whoever waits for the group would pay for the mistake."""
+    pid = os.getpid()
+    mine = [target for target in (declared.get((group, job)),) if target and target.pid == pid and target.channel]
+    for target in (*mine, *beside.get((pid, group, job), {}).values()):
+        if why := target.unable(leave):
+            what = "the workload of this process" if target in mine else f"the server of process {target.pid}"
+            raise UsageError(f"group {group}, job {job}: {what} can't leave so: it {why}", group=group, job=job)
 
 
 def told_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> None:
