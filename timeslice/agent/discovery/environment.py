@@ -15,6 +15,7 @@ from timeslice.names import is_name
 FRESH_S = 1.0  # what was seen so long ago is good enough between swaps
 BUDGET_S = 1.0  # for looking into new processes; those that are left wait for the next look
 FIRST_BUDGET_S = 30.0  # an agent that starts tells the group who is here, so nobody may be left out
+GRACE_S = 4.0  # a look that takes longer than its budget and this hangs, as reading a stuck process's memory does
 
 Process = tuple[int, int]  # number and start time
 
@@ -90,27 +91,49 @@ class Scanner:
     once more when it starts another program."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._at = float("-inf")
+        self._at = self._began = float("-inf")
+        self._under_way: asyncio.Task[None] | None = None
+        self._into = 0  # the process that is looked into now
         self._known: dict[tuple[int, Line], Sighting | None] = {}
         self._snapshot = Snapshot()
 
     async def look(self, *, fresh_s: float = FRESH_S) -> Snapshot:
-        """As of at most ``fresh_s`` ago; 0 looks now."""
+        """As of at most ``fresh_s`` ago; 0 looks now. TimeoutError when that hangs: it goes on by itself, and no second
+        one begins meanwhile."""
         asked = time.monotonic()
-        async with self._turn:
-            if self._at < asked - fresh_s:
-                at = time.monotonic()
-                self._snapshot = await asyncio.to_thread(self._scan)
-                self._at = at
-            return self._snapshot
+        while self._at < asked - fresh_s:
+            if self._under_way is None:
+                self._under_way = asyncio.create_task(self._look(), name="processes")
+                self._began = time.monotonic()
+            under_way = self._under_way
+            left = self._began + self._budget_s + GRACE_S - time.monotonic()
+            await asyncio.wait([under_way], timeout=max(left, 0.0))
+            if not under_way.done():
+                raise TimeoutError(
+                    f"looking into process {self._into} has taken {time.monotonic() - self._began:.0f} s; it is stuck "
+                    "in the kernel (state D in ps): end it, or see the kernel log"
+                )
+            if self._under_way is under_way:
+                self._under_way = None
+            under_way.result()
+        return self._snapshot
+
+    async def _look(self) -> None:
+        at = time.monotonic()
+        self._snapshot = await asyncio.to_thread(self._scan)
+        self._at = at
+
+    @property
+    def _budget_s(self) -> float:
+        return BUDGET_S if self._known else FIRST_BUDGET_S
 
     def _scan(self) -> Snapshot:
         lines, ours = procfs.everybody(), procfs.ancestors()
         known = {(pid, line): self._known[pid, line] for pid, line in lines.items() if (pid, line) in self._known}
-        until = time.monotonic() + (BUDGET_S if self._known else FIRST_BUDGET_S)
+        until = time.monotonic() + self._budget_s
         for pid, line in lines.items():
             if (pid, line) not in known and time.monotonic() < until:
+                self._into = pid
                 known[pid, line] = _sighting(pid, line.start, ours)
         self._known = known
         return Snapshot(lines, {(pid, line.start): sighting for (pid, line), sighting in known.items()})
