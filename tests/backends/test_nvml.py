@@ -13,6 +13,7 @@ import pytest
 
 from tests.gpu.fixtures import Start, gpu_node, sleeper
 from tests.gpu.node import GIB, Node, uuid
+from tests.support.jobs import wait_until
 
 __all__ = ["gpu_node", "sleeper"]
 
@@ -165,3 +166,44 @@ def test_a_device_that_is_not_there_is_named(gpu_node: Node) -> None:
     answer = told(gpu_node.environment, "measure", [uuid(7)])
     assert answer["kind"] == "unsupported"
     assert uuid(7) in answer["error"]
+
+
+HANGS = """
+import asyncio, sys, threading, time
+from timeslice.backends.nvml import Nvml, NvmlError, ask
+
+async def main():
+    nvml = Nvml()
+    for line in sys.stdin:
+        try:
+            print(len(await ask(lambda: nvml.measure([sys.argv[1]]), within_s=float(line))), flush=True)
+        except NvmlError as error:
+            print(error.kind, threading.active_count(), error, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_driver_that_hangs_holds_nobody_up(gpu_node: Node) -> None:
+    """A question ends in time, with what to look at; later ones end at once and take no thread; when the driver answers
+    again, so does the library."""
+    command = [sys.executable, "-c", HANGS, uuid(0)]
+    pipe, environment = subprocess.PIPE, {**os.environ, **gpu_node.environment}
+    with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def told(within_s: float) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{within_s}\n")
+            return process.stdout.readline().strip()
+
+        assert told(30) == "1"
+        gpu_node.set("nvml_hangs", 1)
+        first = told(0.2)
+        assert first.startswith("transient 2 the NVIDIA driver does not answer; see whether nvidia-smi hangs")
+        assert {told(600) for _ in range(20)} == {first}
+        gpu_node.clear("nvml_hangs")
+        wait_until(lambda: told(30) == "1", "it answers again")
+        process.stdin.close()

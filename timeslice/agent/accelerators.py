@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from timeslice.agent.choice import CHANNEL, MakeBackend
 from timeslice.backends.base import Context
-from timeslice.backends.nvml import Accelerator, Nvml, NvmlError
+from timeslice.backends.nvml import Accelerator, Nvml, NvmlError, ask
 from timeslice.errors import BackendError, UsageError
 
 log = logging.getLogger("timeslice.agent")
@@ -27,11 +27,11 @@ async def assign(asked: Mapping[str, Sequence[str]], groups: Sequence[str], emul
     if both := sorted(asked.keys() & set(emulated)):
         raise UsageError(f"group {both[0]} has an emulated device, so it gets no real one: drop --device or --emulate")
     if asked:
-        return chosen(asked, await asyncio.to_thread(Nvml().devices))
+        return chosen(asked, await ask(Nvml().devices))
     if list(emulated) or len(set(groups)) != 1:
         return {}
     try:
-        found = await asyncio.to_thread(Nvml().devices)
+        found = await ask(Nvml().devices)
     except NvmlError as error:
         log.info("no real devices: %s", error)
         return {}

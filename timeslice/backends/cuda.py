@@ -36,7 +36,7 @@ from timeslice.backends.cuda_memory import (
 )
 from timeslice.backends.cuda_tool import CudaTool
 from timeslice.backends.marks import Marks, marks_folder
-from timeslice.backends.nvml import Nvml
+from timeslice.backends.nvml import Nvml, ask
 from timeslice.backends.toolrun import State, ToolFailedError, ToolMissingError
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Number, Target, Wire, Word
@@ -217,20 +217,20 @@ class CudaBackend(CheckpointBackend):
         return await complaints(self._cuda, self._nvml, self._context.accelerators)
 
     async def memory(self) -> Sequence[DeviceMemory]:
-        return await asyncio.to_thread(self._measure)
+        return await ask(self._measure)
 
     def _measure(self) -> list[DeviceMemory]:
         uuids = self._context.accelerators or [device.uuid for device in self._nvml.devices()]
         return self._nvml.measure(uuids)
 
     async def _listing(self) -> Listing:
-        return await asyncio.to_thread(listing, self._nvml)
+        return await ask(lambda: listing(self._nvml))
 
     def _is_ours(self, device: str) -> bool:
         return not self._context.accelerators or device in self._context.accelerators
 
     async def _map(self) -> str:
-        devices = await asyncio.to_thread(self._nvml.devices)
+        devices = await ask(self._nvml.devices)
         return ",".join(f"{each.uuid}={each.uuid}" for each in devices)
 
     async def _state_if_told(self, job: Job, target: Target, on: Footprint) -> State | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from timeslice.backends.cuda_tool import CudaTool
-from timeslice.backends.nvml import Nvml
+from timeslice.backends.nvml import Nvml, ask
 from timeslice.backends.toolrun import ToolFailedError, ToolMissingError
 from timeslice.errors import BackendError
 
@@ -28,7 +27,7 @@ async def complaints(tool: CudaTool, nvml: Nvml, uuids: Sequence[str], proc: Pat
             "/proc without hidepid"
         )
     try:
-        found += await asyncio.to_thread(_driver, nvml, uuids)
+        found += await ask(lambda: _driver(nvml, uuids))
     except BackendError as error:
         found.append(str(error))
     return [line for line in found if line]

@@ -10,7 +10,7 @@ from timeslice.arena.device import Device
 from timeslice.arena.errors import EmulatedDeviceError
 from timeslice.arena.survey import holders
 from timeslice.backends.base import Context, DeviceMemory
-from timeslice.backends.nvml import Nvml
+from timeslice.backends.nvml import Nvml, ask
 from timeslice.errors import BackendError
 
 
@@ -47,14 +47,14 @@ async def missing_devices(context: Context) -> list[str]:
             found.append(str(error))
     for uuid in context.accelerators:
         try:
-            await asyncio.to_thread(Nvml().measure, [uuid])
+            await ask(lambda: Nvml().measure([uuid]))  # noqa: B023 - awaited in this round
         except BackendError as error:
             found.append(str(error))
     return found
 
 
 async def _measure_real(context: Context) -> list[DeviceMemory]:
-    return await asyncio.to_thread(Nvml().measure, context.accelerators) if context.accelerators else []
+    return await ask(lambda: Nvml().measure(context.accelerators)) if context.accelerators else []
 
 
 def _measure(path: Path) -> DeviceMemory:

@@ -1,16 +1,18 @@
 """What NVIDIA's management library says of real devices: who is there, what is free, who has the rest.
 
-Calls take milliseconds and block: asynchronous code makes them in a thread.
+Calls take milliseconds and block, and with a driver that hangs they never end: asynchronous code goes by `ask`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -19,6 +21,9 @@ from timeslice.errors import BackendError, FaultKind
 
 log = logging.getLogger("timeslice.backends")
 
+T = TypeVar("T")
+
+ASK_S = 5.0
 _NOT_THERE = "is the NVIDIA driver installed here? In a container: does it get the driver's libraries and /dev/nvidia*?"
 # NVML's error -> what it means here, and what to do.
 _REMEDIES = {
@@ -56,6 +61,40 @@ class Accelerator:
     total_bytes: int  # without what the driver keeps for itself
     free_bytes: int
     parent: str = ""  # of a MIG instance: the UUID of its GPU
+
+
+class _Asker:
+    """One thread of its own: a driver that hangs keeps this one, and not all of those that the agent has for other
+    things. While it hangs, every further question fails at once."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
+        self._overdue: Future[Any] | None = None
+
+    async def ask(self, question: Callable[[], T], within_s: float) -> T:
+        if self._overdue is None or self._overdue.done():
+            asked = self._thread.submit(question)
+            answer = asyncio.wrap_future(asked)
+            try:
+                await asyncio.wait([answer], timeout=within_s)
+                if answer.done():
+                    return answer.result()
+                if asked.running():
+                    self._overdue = asked
+            finally:
+                answer.cancel()
+        raise NvmlError(
+            "the NVIDIA driver does not answer; see whether nvidia-smi hangs as well, and dmesg (Xid)",
+            code=pynvml.NVML_ERROR_TIMEOUT,
+        )
+
+
+_asker = _Asker()
+
+
+async def ask(question: Callable[[], T], *, within_s: float = ASK_S) -> T:
+    """The answer to a question that asks `Nvml`. NvmlError (transient) if it is not there in time."""
+    return await _asker.ask(question, within_s)
 
 
 class Nvml:

@@ -6,6 +6,7 @@
  *
  *   nvml=not_loaded|no_permission|lost   the driver is not there; it refuses; every GPU has fallen off the bus
  *   nvml_lost=UUID                       that one has
+ *   nvml_hangs=1                         no question about a device is answered while this stands
  *   nvml_fails=always|once|every:N       measuring memory fails with an unknown error
  *   novalue=1                            bytes of processes are not told
  *   reserved=BYTES                       what the driver keeps for itself on each device
@@ -29,6 +30,7 @@ static Device known[MOST];
 
 static int trouble(Handle device) {
     char value[NAME_LENGTH];
+    while (stub_fault("nvml_hangs", value, sizeof value)) usleep(20000);
     if (stub_fault("nvml", value, sizeof value)) {
         if (!strcmp(value, "not_loaded")) return DRIVER_NOT_LOADED;
         if (!strcmp(value, "no_permission")) return NO_PERMISSION;
