@@ -76,6 +76,8 @@ async def test_one_that_ended_while_no_agent_ran_is_gone(rig: Rig, starts: Start
                 return await rig.member("a") is None
 
             await until(gone, "the job is gone")
+            await until(lambda: not watched(rig), "it is not watched any more")
+            assert [event["job"] for event in await rig.events("JobGone")] == ["a"]
 
 
 async def test_what_a_process_says_of_itself_comes_first(rig: Rig, starts: Starts, clean_environment: Path) -> None:
@@ -92,6 +94,7 @@ async def test_what_a_process_says_of_itself_comes_first(rig: Rig, starts: Start
             return await rig.member_state("b") == "resident" and await rig.member("a") is None
 
         await until(told, "the group knows it as job b's")
+        assert watched(rig) == {worker.pid: "b"}
 
 
 async def test_where_only_workloads_move_their_state_nobody_is_looked_for(

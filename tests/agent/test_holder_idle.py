@@ -89,10 +89,12 @@ async def test_the_complaint_ends_with_the_hold(rig: Rig, starts: Starts, clean_
         worker = starts(JOB="a", GROUPS="g")
         await _holds(rig, "a", worker.pid)
         await _complained(rig)
+        assert _gauge() == 1
         await rig.yield_("a")
         await _silent(rig)
+        assert _gauge() == 0
         await _holds(rig, "a", worker.pid)
-        await _complained(rig)
+        assert "job a" in await _complained(rig)
 
 
 async def test_a_worker_that_never_registered_counts(rig: Rig, starts: Starts, clean_environment: Path) -> None:
