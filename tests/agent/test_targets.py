@@ -129,6 +129,31 @@ async def test_what_redis_forgot_is_kept(rig: Rig, known: Registry) -> None:
     later.registry.close()
 
 
+async def test_what_could_not_be_written_is_written_later(rig: Rig, tmp_path: Path) -> None:
+    """The disk failed once, and nothing has changed since: who is watched is on it all the same as soon as it works."""
+    known = Registry(tmp_path / "away")
+    await known.take(rig.target("a", rig.spawn().pid))
+    assert not known.path.exists()
+    known.path.parent.mkdir()
+    await known.take()
+    assert '"job":"a"' in known.path.read_text()
+    known.registry.close()
+
+
+async def test_one_that_ended_meanwhile_is_not_kept_for_ever(rig: Rig, known: Registry) -> None:
+    """The next run tells its end once, and the run after that knows nothing of it."""
+    process = rig.spawn()
+    await known.take(rig.target("a", process.pid))
+    process.kill()
+    process.wait()
+    for ended in (1, 0):
+        later = Registry(known.path.parent)
+        later.registry.load()
+        assert len(later.registry.ended) == ended
+        await later.take()
+        later.registry.close()
+
+
 async def test_a_second_registration_adds_what_the_first_one_lacked(rig: Rig, known: Registry) -> None:
     """The same process tells of its channel later."""
     process = rig.spawn()

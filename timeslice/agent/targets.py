@@ -77,7 +77,7 @@ class TargetRegistry:
         self._watched: dict[tuple[str, int], _Watched] = {}  # by the number here
         self._told: dict[tuple[str, int, int], _Watched] = {}  # by the number that was told, and start time
         self._raw: dict[str, str] = {}
-        self._kept: list[tuple[Target, bool]] = []
+        self._kept: list[tuple[Target, bool]] | None = None  # what is on disk; None: not known
         self.refused: dict[str, str] = {}
         self.passed_over: dict[tuple[int, int], str] = {}  # what discovery found and may not take
         self.ended: set[Exited] = set()
@@ -92,6 +92,7 @@ class TargetRegistry:
         try:
             stored = _STORED.validate_json(read_whole(self._path))
         except FileNotFoundError:
+            self._kept = []
             return
         except ValidationError as error:
             log.error("group %s: %s can't be read; processes are known again when they register: %s",
@@ -389,10 +390,10 @@ class TargetRegistry:
         state = watched + [(target, False) for target in self.cut_off.values()]
         if state == self._kept:
             return
-        self._kept = state
         stored = [_Stored(**target.model_dump(), found=found) for target, found in state]
         try:
             await asyncio.to_thread(write_whole, self._path, _STORED.dump_json(stored))
+            self._kept = state
         except OSError as error:
             log.error("group %s: %s could not be written: %s. A restarted agent will know its processes from Redis "
                       "only.", self._group, self._path, error)  # fmt: skip
