@@ -28,7 +28,7 @@ from timeslice.backends.http_sglang import SglangDialect
 from timeslice.backends.http_vllm import VllmDialect
 from timeslice.backends.steps import Step, combine, together
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import Target
+from timeslice.models import Leave, Target
 
 log = logging.getLogger("timeslice.backends")
 
@@ -180,17 +180,11 @@ class HttpBackend(Backend):
         return found
 
     def _refuse(self, job: Job, found: Sequence[Seen], selection: Selection) -> None:
+        leave = Leave(mode=selection.mode, tags=selection.tags, slot=selection.slot)
         for seen in found:
-            target = seen.server.target
-            if selection.slot:
-                message = "servers have no slots; leave the slot out"
-            elif selection.mode not in (target.modes or ("offload",)):
-                message = f"its servers can't {selection.mode}; registered: {', '.join(target.modes) or 'offload'}"
-            elif unknown := sorted(set(selection.tags) - set(seen.tags)):
-                message = f"its servers know no tags {', '.join(unknown)}; registered: {', '.join(seen.tags)}"
-            else:
-                continue
-            raise fault(FaultKind.UNSUPPORTED, job, message)
+            # Of what was registered, what its kind of server has.
+            if why := seen.server.target.model_copy(update={"tags": seen.tags}).unable(leave):
+                raise fault(FaultKind.UNSUPPORTED, job, f"server {seen.server.url} {why}")
 
     async def _refuse_crowded(self, job: Job, every: Sequence[Seen]) -> None:
         """BackendError(transient) when what they had on the devices has no room there: a server that runs out of memory

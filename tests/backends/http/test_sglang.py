@@ -109,7 +109,7 @@ async def test_an_unknown_part_wakes_nothing(lab: Lab) -> None:
     server = lab.start("sglang")
     job = lab.job(server, dialect="sglang")
     await lab.out(job)
-    with pytest.raises(BackendError, match="know no tags lora") as caught:
+    with pytest.raises(BackendError, match="knows no tag lora") as caught:
         await lab.back(job, Selection(tags=("weights", "lora")))
     assert caught.value.kind is FaultKind.UNSUPPORTED
     assert server.calls(RESUME) == []

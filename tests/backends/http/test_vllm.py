@@ -36,7 +36,7 @@ async def test_dropped_weights_are_not_what_they_were(lab: Lab) -> None:
     """G21: level 2 only where it was registered, and then the server talks nonsense until somebody pushes weights."""
     server = lab.start()
     before = server.sample("why")
-    with pytest.raises(BackendError, match="can't discard; registered: offload") as caught:
+    with pytest.raises(BackendError, match="can't discard; it registered: offload") as caught:
         await lab.out(lab.job(server), DISCARD)
     assert caught.value.kind is FaultKind.UNSUPPORTED
     assert server.calls("/sleep") == []
@@ -118,9 +118,9 @@ async def test_no_tags_and_all_tags_mean_the_same(lab: Lab, tags: tuple[str, ...
 @pytest.mark.parametrize(
     ("selection", "why"),
     [
-        (Selection(tags=("lora",)), "know no tags lora"),
+        (Selection(tags=("lora",)), "knows no tag lora"),
         (Selection(tags=("kv_cache",)), "all to sleep at once"),
-        (Selection(slot="a"), "no slots"),
+        (Selection(slot="a"), "knows no slot a"),
     ],
 )
 async def test_what_vllm_can_not_do_is_refused_before_anything_is_sent(
