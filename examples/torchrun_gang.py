@@ -19,11 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 GROUP = "trainers"
 JOBS = ("a", "b")
@@ -89,6 +91,20 @@ def start(job: str, folder: Path, device: Path, rounds: int, url: str) -> subpro
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
+def end(torchrun: subprocess.Popen[bytes]) -> None:
+    """Kill it with its ranks. By a plain kill it forgets those that it starts at that moment."""
+    if torchrun.poll() is not None:
+        return
+    process = psutil.Process(torchrun.pid)
+    process.suspend()
+    while process.status() not in {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}:  # then it starts no more
+        time.sleep(0.01)
+    for each in (*process.children(recursive=True), process):
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    torchrun.wait()
+
+
 @contextmanager
 def stack() -> Iterator[tuple[Any, Path]]:
     """A server, coordinator and agent of this example's own, with one emulated device."""
@@ -110,8 +126,7 @@ def run(rounds: int) -> dict[str, Any]:
         jobs: dict[str, subprocess.Popen[bytes]] = {}
         for job in JOBS:
             jobs[job] = process = start(job, folder, device, rounds, local.url)
-            running.callback(process.wait)
-            running.callback(process.terminate)
+            running.callback(end, process)
         for job, process in jobs.items():
             if process.wait(WAIT_S + 60):
                 raise SystemExit(f"torchrun of job {job} failed:\n{(folder / f'{job}.log').read_text()[-3000:]}")

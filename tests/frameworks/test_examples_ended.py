@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.ended import end_in_the_middle
@@ -24,3 +27,22 @@ def test_an_example_that_is_ended_leaves_nothing(example: str, child: str) -> No
         command = [sys.executable, str(EXAMPLES / f"{example}.py")]
         said = end_in_the_middle(command, signal.SIGTERM, Path(temporary), child)
     assert "Traceback" not in said
+
+
+STARTS_A_RANK = """
+import subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(rank.pid, flush=True)
+time.sleep(600)  # what it started is not yet noted where it would be ended with it
+"""
+
+
+def test_torchrun_is_ended_with_ranks_that_it_has_not_noted() -> None:
+    """torchrun that is killed while it starts its ranks does not end those it has started: the example does."""
+    end = runpy.run_path(str(EXAMPLES / "torchrun_gang.py"))["end"]
+    with subprocess.Popen([sys.executable, "-c", STARTS_A_RANK], stdout=subprocess.PIPE, text=True) as torchrun:
+        assert torchrun.stdout
+        rank = psutil.Process(int(torchrun.stdout.readline()))
+        end(torchrun)
+    rank.wait(10)
+    assert not rank.is_running()
