@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,19 +10,15 @@ from typing import Literal
 from pydantic import ValidationError
 
 from timeslice.client.identity import as_asked, beside, declared, process_id, process_start, this_target
-from timeslice.errors import RedisUnreachableError, TimeSliceError, UsageError
-from timeslice.locks import scripts
-from timeslice.locks.drivers import SyncDriver
-from timeslice.locks.keys import Keys
+from timeslice.client.registration import CLOSE_S, REFRESH_S, Registration
+from timeslice.errors import TimeSliceError, UsageError
 from timeslice.models import Mode, Target, brief
 from timeslice.names import check_name
-from timeslice.settings import Settings, default_job, default_node, find_url
+from timeslice.settings import default_job, default_node
 
 log = logging.getLogger("timeslice")
 
 BACKEND = "http"
-REFRESH_S = 5.0  # the registration is repeated that often, in case the server forgot it
-_CLOSE_S = 2.0
 # What each kind of server can put to sleep, if nothing else is said.
 TAGS = {"vllm": ("weights", "kv_cache"), "sglang": ("weights", "kv_cache", "cuda_graph")}
 
@@ -88,73 +82,50 @@ def register_server(
     return Server(group, target, url=url)
 
 
-class Server:
-    """A registration of servers, alive until ``close`` or the end of the process. A forked child has none."""
+class Server(Registration):
+    """Servers that the agent may ask. A forked child has none."""
 
     def __init__(self, group: str, target: Target, *, url: str | None) -> None:
-        self.group, self.job, self.target = group, target.job, target
-        self._keys = Keys(Settings().prefix).group(group)
-        self._closed = threading.Event()
-        self._telling = threading.Lock()  # what is repeated must not arrive behind the good-bye
-        self._pid = os.getpid()
-        self._thread: threading.Thread | None = None
-        if Settings().disable:
-            return
-        self._driver = SyncDriver(find_url(url))
-        if target.channel:
-            declared[group, target.job] = target
-        else:
-            beside.setdefault((os.getpid(), group, target.job), {})[target.pid] = target
-        try:
-            self._register(target, 1.0)
-        except RedisUnreachableError as error:
-            log.warning("group %s: the servers of job %s register later: %s", group, self.job, error)
-        self._thread = threading.Thread(target=self._run, name=f"timeslice-server-{group}", daemon=True)
-        self._thread.start()
+        super().__init__(group, target, "the servers")
+        self._start(url, f"timeslice-server-{group}")
 
     def close(self) -> None:
         """End the registration: call it when the servers have ended. Does nothing in a forked child."""
-        if self._closed.is_set() or self._thread is None or self._pid != os.getpid():
+        if not self._is_open():
             return
         self._closed.set()
-        self._thread.join(REFRESH_S)
-        if self.target.channel:
-            declared.pop((self.group, self.job), None)
-        else:
-            beside.get((self._pid, self.group, self.job), {}).pop(self.target.pid, None)
         # A stand-in that lets its channel go and keeps the backend's name says good-bye, and its agent believes it.
         backend = BACKEND if self.target.channel else ""
         bare = self.target.model_copy(update={"backend": backend, "channel": "", "endpoints": (), "dialect": ""})
         try:
             with self._telling:
-                self._register(bare, _CLOSE_S)
+                if self.target.channel:
+                    declared.pop((self.group, self.job), None)
+                else:
+                    beside.get((self._pid, self.group, self.job), {}).pop(self.target.pid, None)
+                self._register(bare, CLOSE_S)
         except TimeSliceError as error:
-            log.warning("group %s: the servers of job %s closed unseen: %s", self.group, self.job, error)
+            log.warning("%s closed unseen: %s", self._what, error)
+        assert self._thread is not None
+        self._thread.join(REFRESH_S)
         self._driver.close()
 
-    def _run(self) -> None:
-        lost = False
-        while not self._closed.wait(REFRESH_S):
-            try:
-                self._repeat()
-                lost = False
-            except Exception as error:
-                if not lost:
-                    log.warning("group %s: the servers of job %s register later: %s", self.group, self.job, error)
-                lost = True
+    def _turn(self) -> None:
+        if not self._closed.wait(REFRESH_S):
+            self._refresh(deadline_s=REFRESH_S)
 
-    def _repeat(self) -> None:
-        told = None
-        while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
-            told = now
-            with self._telling:
-                if self._closed.is_set():
-                    return
-                self._register(told, REFRESH_S)
-
-    def _register(self, target: Target, deadline_s: float) -> None:
-        call = scripts.register(self._keys, target.job, target.host, target.pid, target.model_dump_json())
-        self._driver.run(call, deadline_s=deadline_s)
+    def _refresh(self, *, deadline_s: float) -> None:
+        with self._telling:
+            if self._closed.is_set():
+                return
+            if self.target.channel:
+                declared[self.group, self.job] = self.target
+            else:
+                beside.setdefault((self._pid, self.group, self.job), {})[self.target.pid] = self.target
+            told = None
+            while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
+                told = now
+                self._register(told, deadline_s)
 
 
 def _target_of(group: str, job: str, pid: int) -> Target:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -21,25 +20,23 @@ from pydantic import ValidationError
 from timeslice.client.callbacks import Busy, Callbacks, Mode, Moved, OnRestore, OnSuspend, ProbeNow, State
 from timeslice.client.engines import callbacks_of
 from timeslice.client.identity import declared, process_id, this_target
-from timeslice.errors import FaultKind, RedisUnreachableError, TimeSliceError, UsageError
+from timeslice.client.registration import CLOSE_S, REFRESH_S, Registration
+from timeslice.errors import FaultKind, TimeSliceError, UsageError
 from timeslice.locks import scripts
-from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.flows import Wait
 from timeslice.locks.keys import Keys
 from timeslice.models import ChannelAnswer, ChannelCommand, Leave, Residency, Target, brief, read_wire
-from timeslice.settings import Settings, default_job, default_node, find_url
+from timeslice.names import check_name
+from timeslice.settings import Settings, default_job, default_node
 
 __all__ = ["Busy", "Moved", "Workload", "register_arena", "register_workload"]
 
 log = logging.getLogger("timeslice")
 
-REFRESH_S = 5.0  # the registration is repeated that often, in case the server forgot it
 KEPT_ANSWERS = 64
 _KEPT_ENTRIES = 64
 _KEEP_S = 3600
 _ANSWER_S = 10.0  # then the answer is kept for the next time it is asked for
-_PAUSE_S = 0.5
-_CLOSE_S = 2.0
 _ALL = Leave()
 
 
@@ -142,8 +139,8 @@ def register_arena(group: str, arena: ArenaLike, *, job: str | None = None, url:
     )
 
 
-class Workload:
-    """A registration, alive until ``close`` or the end of the process. A forked child has none."""
+class Workload(Registration):
+    """A workload that an agent may ask to move. A forked child has none."""
 
     def __init__(
         self,
@@ -155,80 +152,58 @@ class Workload:
         loop: asyncio.AbstractEventLoop | None = None,
         leave: Leave = _ALL,
     ) -> None:
-        node = default_node()
-        self.group, self.job = group, job or default_job()
-        keys = Keys(Settings().prefix)
-        self._keys = keys.group(group)
-        known = this_target(group, self.job, node)
+        check_name("group", group)
+        node, name = default_node(), job or default_job()
+        known = this_target(group, name, node)
         if known.channel:
             raise UsageError(
-                f"group {group}: process {known.pid} has a workload of job {self.job} already; close that one first",
+                f"group {group}: process {known.pid} has a workload of job {name} already; close that one first",
                 group=group,
-                job=self.job,
+                job=name,
             )
         # The group is part of it: the roles of one job in one process must not hear each other's commands. Behind it a
         # character that no name has, so that an ACL can give a user the channels of one group.
         channel = f"{group}/{process_id(node)}"
         able = {"modes": callbacks.modes, "tags": callbacks.tags, "slots": callbacks.slots, "leave": leave}
         try:
-            self.target = Target.model_validate(known.model_dump() | {"channel": channel} | able)
+            target = Target.model_validate(known.model_dump() | {"channel": channel} | able)
         except ValidationError as error:
             raise UsageError(f"group {group}: the workload can't be registered so: {brief(error)}") from None
-        if why := self.target.unable(leave):
-            raise UsageError(
-                f"group {group}: the workload can't leave as leave= says: it {why}", group=group, job=self.job
-            )
-        self._stream = keys.channel(self.job, channel)
+        if why := target.unable(leave):
+            raise UsageError(f"group {group}: the workload can't leave as leave= says: it {why}", group=group, job=name)
+        super().__init__(group, target, "the workload")
+        self._stream = Keys(Settings().prefix).channel(name, channel)
         self._state = State(callbacks, loop=loop)
         self._answers: OrderedDict[str, ChannelAnswer] = OrderedDict()
         self._after = ""
         self._refresh_at = 0.0
-        self._closed = threading.Event()
-        self._telling = threading.Lock()  # what is repeated must not arrive behind the good-bye
-        self._pid = os.getpid()
-        self._thread: threading.Thread | None = None
-        if Settings().disable:
-            return
-        self._driver = SyncDriver(find_url(url))
-        try:
-            self._refresh(deadline_s=1.0)
-        except RedisUnreachableError as error:
-            log.warning("group %s: the workload of job %s registers later: %s", group, self.job, error)
-        self._thread = threading.Thread(target=self._run, name=f"timeslice-workload-{group}", daemon=True)
-        self._thread.start()
+        self._start(url, f"timeslice-workload-{group}")
 
     def close(self) -> None:
         """End the registration; a command under way is finished first. Does nothing in a forked child."""
-        if self._closed.is_set() or self._thread is None or self._pid != os.getpid():
+        if not self._is_open():
             return
         self._closed.set()
         self._state.close()
         try:
             with self._telling:
                 declared.pop((self.group, self.job), None)
-                plain = this_target(self.group, self.job, self.target.host)
-                self._register(plain.model_dump_json(), _CLOSE_S)
-            self._add("close", "", _CLOSE_S)  # wakes the thread
+                self._register(this_target(self.group, self.job, self.target.host), CLOSE_S)
+            self._add("close", "", CLOSE_S)  # wakes the thread
         except TimeSliceError as error:
-            log.warning("group %s: the workload of job %s closed unseen: %s", self.group, self.job, error)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(REFRESH_S + _CLOSE_S)
+            log.warning("%s closed unseen: %s", self._what, error)
+        if self._thread and threading.current_thread() is not self._thread:
+            self._thread.join(REFRESH_S + CLOSE_S)
         self._driver.close()
 
-    def _run(self) -> None:
-        lost = False
-        while not self._closed.is_set():
-            try:
-                self._turn()
-                lost = False
-            except Exception as error:
-                if not lost:
-                    log.warning("group %s: the workload of job %s goes on later: %s", self.group, self.job, error)
-                lost = True
-                self._refresh_at = 0.0  # the server may have forgotten everything meanwhile
-                self._closed.wait(_PAUSE_S)
-
     def _turn(self) -> None:
+        try:
+            self._listen()
+        except Exception:
+            self._refresh_at = 0.0  # the server may have forgotten everything meanwhile
+            raise
+
+    def _listen(self) -> None:
         if (left := self._refresh_at - time.monotonic()) <= 0:
             self._refresh(deadline_s=REFRESH_S)
             left = REFRESH_S
@@ -254,16 +229,11 @@ class Workload:
                 return
             declared[self.group, self.job] = self.target
             told = None
-            while (
-                now := this_target(self.group, self.job, self.target.host)
-            ) != told:  # a hold may change it meanwhile
+            # A hold may change it meanwhile.
+            while (now := this_target(self.group, self.job, self.target.host)) != told:
                 told = now
-                self._register(told.model_dump_json(), deadline_s)
+                self._register(told, deadline_s)
         self._refresh_at = time.monotonic() + REFRESH_S
-
-    def _register(self, record: str, deadline_s: float) -> None:
-        call = scripts.register(self._keys, self.job, self.target.host, self.target.pid, record)
-        self._driver.run(call, deadline_s=deadline_s)
 
     def _obey(self, body: str) -> None:
         try:

@@ -1,0 +1,76 @@
+"""What this process told its node's agent, and tells again: the server may forget it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+
+from timeslice.errors import RedisUnreachableError
+from timeslice.locks import scripts
+from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.keys import Keys
+from timeslice.models import Target
+from timeslice.settings import Settings, find_url
+
+log = logging.getLogger("timeslice")
+
+REFRESH_S = 5.0  # a registration is repeated that often
+CLOSE_S = 2.0
+_PAUSE_S = 0.5
+
+
+class Registration(ABC):
+    """Alive until ``close`` or the end of the process. A forked child has none.
+
+    ``what`` names it for people, as in ``the workload``.
+    """
+
+    def __init__(self, group: str, target: Target, what: str) -> None:
+        self.group, self.job, self.target = group, target.job, target
+        self._what = f"group {group}: {what} of job {target.job}"
+        self._keys = Keys(Settings().prefix).group(group)
+        self._closed = threading.Event()
+        self._telling = threading.Lock()  # what is repeated must not arrive behind the good-bye
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    def _start(self, url: str | None, name: str) -> None:
+        """Register, now or as soon as the server can be reached, and begin the thread."""
+        if Settings().disable:
+            return
+        self._driver = SyncDriver(find_url(url))
+        try:
+            self._refresh(deadline_s=1.0)
+        except RedisUnreachableError as error:
+            log.warning("%s can't be registered yet, trying on: %s", self._what, error)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def _refresh(self, *, deadline_s: float) -> None:
+        """Register, for the first time or again, unless it is closed."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """What the thread does over and over until it is closed, after a fault too."""
+
+    def _is_open(self) -> bool:
+        return self._thread is not None and self._pid == os.getpid() and not self._closed.is_set()
+
+    def _run(self) -> None:
+        lost = False
+        while not self._closed.is_set():
+            try:
+                self._turn()
+                lost = False
+            except Exception as error:
+                if not lost:
+                    log.warning("%s can't be told of, trying on: %s", self._what, error)
+                lost = True
+                self._closed.wait(_PAUSE_S)
+
+    def _register(self, target: Target, deadline_s: float) -> None:
+        call = scripts.register(self._keys, target.job, target.host, target.pid, target.model_dump_json())
+        self._driver.run(call, deadline_s=deadline_s)
