@@ -58,10 +58,11 @@ async def test_accelerators_are_told_as_measured(place: Place, redis_url: str) -
     await place.rig.job("a", 300)
 
     async def measured() -> pb.AcceleratorStatus | None:
-        (found,) = (await place.stub.Status(pb.StatusRequest())).accelerator_statuses or [None]
-        return found if found and found.memory_used_bytes else None
+        answer = await place.stub.Status(pb.StatusRequest())
+        (found,) = answer.accelerator_statuses or [None]
+        return found if found and found.memory_used_bytes and states(answer) == {"a": "JOB_STATE_RUNNING"} else None
 
-    found = await until(measured, "the device was measured")
+    found = await until(measured, "the device was measured and the job found on it")
     assert (found.memory_used_bytes, found.memory_total_bytes) == (300, CAPACITY)
     async with serving(redis_url, place.rig.prefix, node="elsewhere") as (stub, *_):
         answer = await stub.Status(pb.StatusRequest())
