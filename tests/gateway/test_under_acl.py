@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.agent.rig import until
 from tests.client.world import World
 from tests.gateway.conftest import MakeGateway, queued
-from tests.security.conftest import GROUP, Users, guarded, users
+from tests.security.conftest import GROUP, OTHER, Users, guarded, users
 from timeslice.gateway.proto.snapshot_agent_pb2 import StatusRequest
 from timeslice.gateway.proto.snapshot_agent_pb2_grpc import SnapshotAgentServiceStub
 from timeslice.locks import scripts
+from timeslice.locks.scripts import Granted, Request
 
 __all__ = ["guarded", "users"]  # fixtures
 
@@ -40,4 +43,25 @@ async def test_it_needs_the_rights_of_a_client(make_gateway: MakeGateway, users:
     users.admin.execute_command("ACL", "SETUSER", "timeslice-client", granted)  # type: ignore[no-untyped-call]
     assert (await SnapshotAgentServiceStub(first.channel).Status(StatusRequest())).accelerator_statuses == []
     assert users.refusals() == []
+    world.close()
+
+
+@pytest.mark.parametrize("why", ["another tenant's", "spoilt"])
+async def test_a_group_that_can_not_be_read_stops_no_gateway(
+    make_gateway: MakeGateway, users: Users, prefix: str, why: str
+) -> None:
+    """It starts, and goes on with the leases of the groups that its user may read."""
+    world = World(users.server.url, prefix)
+    for group in (GROUP, OTHER):
+        world.run(scripts.configure(world.group(group), {}, mode="lock"))
+        world.redis.sadd(world.keys.groups, group, "a-group-before-all-others")
+    if why == "spoilt":
+        world.redis.hset(world.group("a-group-before-all-others").config, "order", "first")
+    request = Request("w-a", "a", "gateway@n1", 1, 1)
+    assert isinstance(world.run(scripts.acquire(world.group(GROUP), request)), Granted)
+    url = users.url("client", everything=why == "spoilt")
+    caller = (await make_gateway(url=url, prefix=prefix)).caller()
+    assert (await caller.acquire("a", GROUP)).success
+    assert world.event_types(GROUP).count("LeaseGranted") == 1
+    assert (await caller.yield_("a", GROUP)).success
     world.close()

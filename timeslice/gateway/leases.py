@@ -19,8 +19,10 @@ from timeslice.errors import (
     LeaseLostError,
     NotHolderError,
     RedisUnreachableError,
+    ServerUnsuitableError,
     TimeSliceError,
     UnknownGroupError,
+    UsageError,
 )
 from timeslice.gateway.faults import UnavailableError
 from timeslice.gateway.holds import GatewayClient, Hold, asks_for, refuse_unknown, why_not_holder
@@ -126,7 +128,11 @@ class Leases:
     async def resume(self) -> None:
         """Go on with the leases of a gateway of this name that ended a moment ago."""
         for group in await self.groups():
-            view = await self._client.driver.view(self._client.keys.group(group))
+            try:
+                view = await self._client.driver.view(self._client.keys.group(group))
+            except (ServerUnsuitableError, UsageError) as error:  # no reason to be away for the others
+                log.warning("group %s can't be read, so no lease of it is gone on with: %s", group, error)
+                continue
             if view.state.get("host") == self._client.host and self._adopt(view, view.holder):
                 log.info("group %s: going on with the lease of job %s", group, view.holder)
 
