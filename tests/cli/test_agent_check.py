@@ -72,9 +72,9 @@ def others(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_every_installed_backend_has_a_line(clean_environment: Path) -> None:
+def test_every_installed_backend_has_a_line(tmp_path: Path) -> None:
     """All that are installed are named, one line each; those that need nothing are ok; nothing is left behind."""
-    done = run()
+    done = run(TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     heading, *lines = done.stdout.splitlines()
     assert heading.split()[:3] == ["BACKEND", "WORKS", "HERE"]
@@ -83,7 +83,8 @@ def test_every_installed_backend_has_a_line(clean_environment: Path) -> None:
     assert rows["channel"].split()[1] == "ok"
     assert rows["arena"].split()[1] == "ok"
     assert "on an emulated device" in rows["arena"]
-    assert "timeslice-check-" not in Path("/proc/mounts").read_text()
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_backends_of_others_are_looked_at_too(others: dict[str, str]) -> None:
