@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from timeslice.locks.view import GroupView, WaiterView
+from timeslice.locks.view import GroupView, WaiterView, name_ranks
 
 State = Literal["ready", "suspended", "restoring", "waiting", "idle", "faulted", "absent", "unknown"]
 
@@ -140,6 +140,8 @@ def _judge(view: GroupView, job: str, residency: str) -> tuple[State, str]:
     if residency == "faulted":
         return "faulted", "where its device state is can't be told; see: timeslice doctor"
     if held and view.state.get("confirmed") == "1" and not view.swap and residency in {"resident", ""}:
+        if broken := _gang_is_not_whole(view):
+            return "waiting", broken
         if job in view.jobs and view.jobs[job].needs_weights:
             return "restoring", "its weights were discarded while it slept, and have not been synced since"
         return "ready", ""
@@ -155,6 +157,16 @@ def _judge(view: GroupView, job: str, residency: str) -> tuple[State, str]:
     if residency == "resident" or _nodes(view, job):
         return "idle", _obstacle(view, job, waits)
     return "absent", _NOTHING
+
+
+def _gang_is_not_whole(view: GroupView) -> str:
+    """Why the gang that holds is not at work with all of its ranks, or ''."""
+    if view.state.get("ending"):
+        return "gang: one of its ranks has died or given up, which ends the hold of all"
+    # Of a rank without a host the server has lost who it is, and not that it was inside.
+    late = [party.rank for party in view.parties if party.state == "arrived" and party.host != "-"]
+    have = "has" if len(late) == 1 else "have"
+    return f"gang: it was granted, and {name_ranks(late)} {have} not begun" if late else ""
 
 
 def _request(view: GroupView, job: str) -> WaiterView | None:

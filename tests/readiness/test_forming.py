@@ -76,3 +76,27 @@ def test_a_gang_that_is_inside_is_ready_whoever_of_it_asks_again(port: int, worl
     world.driver.run(scripts.join(group, request(world, 0, waiter="w2")))
     assert world.driver.view(group).forming
     assert state(port, "a") == "ready"
+
+
+def test_a_gang_is_ready_only_while_all_of_it_is_at_work(port: int, world: World) -> None:
+    """From the moment in which its last rank has come in, to that in which one is known to have died or given up: the
+    others hear of it at their next renewals, and till then they hold."""
+    forms(world, "samplers")
+    group = world.keys.group("samplers")
+    granted = world.driver.run(scripts.join(group, request(world, 1)))
+    assert isinstance(granted, Granted)
+    found = readiness(port, "a")
+    assert (found["state"], found["reason"]) == (
+        "waiting",
+        "samplers: gang: it was granted, and rank 0 has not begun",
+    )
+    for rank in range(2):
+        world.driver.run(scripts.renew(group, replace(request(world, rank), waiter=granted.gang), granted.token))
+    assert state(port, "a") == "ready"
+    world.driver.run(scripts.cancel(group, "w1"))
+    assert world.driver.view(group).holder == "a"
+    found = readiness(port, "a")
+    assert (found["state"], found["reason"]) == (
+        "waiting",
+        "samplers: gang: one of its ranks has died or given up, which ends the hold of all",
+    )

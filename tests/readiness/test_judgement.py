@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from timeslice.locks.view import GroupView, JobView, MemberView, NodeView, WaiterView
+from timeslice.locks.view import GroupView, JobView, MemberView, NodeView, PartyView, WaiterView
 from timeslice.models import GroupConfig
 from timeslice.readiness import GroupReadiness, State, in_group, in_groups, in_one
 
@@ -39,6 +39,7 @@ TABLE: list[tuple[GroupView, State, str]] = [
     (view("resident", HELD | {"confirmed": "0"}), "waiting", "granted"),
     (view("resident", HELD | {"deadline_ms": str(NOW - 1)}), "idle", "does not ask"),  # the lease is over
     (view("resident", HELD | SWAP), "waiting", "state is being moved"),
+    (view("resident", HELD | {"gang": "2", "ending": "rank 1 (process 7 on node n1) ended"}), "waiting", "has died"),
     (view("restoring", HELD), "restoring", ""),
     (view("faulted", HELD), "faulted", "doctor"),
     (view("suspended", OTHER, waits=True), "suspended", "job b holds it (train)"),
@@ -88,6 +89,15 @@ def test_a_sampler_without_weights_is_not_ready() -> None:
     picture.jobs["a"] = replace(picture.jobs["a"], needs_weights=True)
     found = in_group(picture, "a")
     assert (found.state, "synced" in found.reason) == ("restoring", True)
+
+
+def test_a_rank_of_which_the_server_forgot_who_it_is_is_at_work() -> None:
+    """After data loss, until it renews; one that was granted and is known has not begun."""
+    gang = view("resident", HELD | {"gang": "2"})
+    inside, forgotten = PartyView(0, "n1", "7", "1", "inside"), PartyView(1, "-", "-", "-", "arrived")
+    assert in_group(replace(gang, parties=(inside, forgotten)), "a").state == "ready"
+    late = replace(gang, parties=(inside, replace(forgotten, host="n1")))
+    assert in_group(late, "a").reason == "gang: it was granted, and rank 1 has not begun"
 
 
 def test_a_hold_is_all_where_nothing_is_moved() -> None:
