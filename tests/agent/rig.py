@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,7 @@ class Rig:
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     epoch: int = 0
     attempts: int = 0
+    serving: int = 0  # agents in this process
 
     def __post_init__(self) -> None:
         self.driver = AsyncDriver(self.url)
@@ -96,9 +98,11 @@ class Rig:
         waiting.cancel()
         if task.done():
             await task
+        self.serving += 1
         try:
             yield task
         finally:
+            self.serving -= 1
             stop.set()
             await task
 
@@ -152,13 +156,23 @@ class Rig:
         return Request(f"{job}-{secrets.token_hex(4)}", job, self.node, pid, start, **more)
 
     async def acquire(self, job: str, **more: Any) -> Any:
-        """Ask once, as a new waiter."""
+        """Ask once, as a new waiter. Nobody is granted while a node is silent, as that of an agent in this process is
+        when a test was busy for long, starting processes: it is waited for."""
+        if self.serving:
+            await until(self._beats, "the agent beats")
         return await self.driver.run(scripts.acquire(self.group, self.request(job, **more)))
 
+    async def _beats(self) -> bool:
+        node = (await self.view()).nodes.get(self.node)
+        return node is None or node.alive
+
+    async def holds(self, job: str) -> bool:
+        return (await self.view()).state.get("job") == job
+
     async def yield_(self, job: str) -> None:
-        """End the hold of ``job``."""
+        """End the hold of ``job``, as soon as it has one."""
+        await until(partial(self.holds, job), f"{job} holds")
         state = (await self.view()).state
-        assert state["job"] == job
         await self.driver.run(scripts.yield_(self.group, state["lease_id"], None))
 
     async def view(self) -> GroupView:
@@ -181,21 +195,21 @@ class Rig:
     async def begin_swap(self, *out: str, into: str) -> int:
         """The first of ``out`` holds and yields while ``into`` waits: a swap, planned. Its number."""
         await self.acquire(out[0])
-
-        async def holds() -> bool:  # a node that was silent for a moment grants nobody
-            return (await self.view()).state.get("job") == out[0]
-
-        await until(holds, f"{out[0]} holds")
+        await until(partial(self.holds, out[0]), f"{out[0]} holds")
         await self.acquire(into)
         await self.yield_(out[0])
         return await self.plan(*out, into=into)
 
     async def plan(self, *out: str, into: str | None) -> int:
-        mine = await self.driver.run(scripts.own(self.group, "c1"))
-        assert isinstance(mine, scripts.Mine)
-        self.epoch = mine.epoch
-        swap = (await self.view()).swap
-        assert swap, "no swap has begun"
+        """Plan the swap that has begun, or begins when its node beats again. Its number."""
+
+        async def begun() -> int:
+            mine = await self.driver.run(scripts.own(self.group, "c1"))
+            assert isinstance(mine, scripts.Mine)
+            self.epoch = mine.epoch
+            return (await self.view()).swap
+
+        swap: int = await until(begun, "a swap has begun")
         plan = Plan(out=out, into=into, nodes=(self.node,)).model_dump_json()
         await self.driver.run(scripts.plan(self.group, swap, self.epoch, plan, 10_000))
         return swap

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ async def _holds(rig: Rig, job: str, pid: int) -> None:
     await rig.register(rig.target(job, pid))
     found = procfs.look_at(pid)
     assert found is not None
-    granted = await rig.acquire(job, pid=pid, start=found.start)
-    assert isinstance(granted, scripts.Granted)
+    await rig.acquire(job, pid=pid, start=found.start)
+    await until(partial(rig.holds, job), f"{job} holds")
 
 
 def _gauge() -> float:
@@ -150,14 +151,23 @@ async def test_state_on_another_node_counts(rig: Rig, starts: Starts, clean_envi
 
 
 async def _overdue(rig: Rig) -> None:
-    """The hold is older than what is allowed, by the server's clock, and the agent has told of itself since."""
-    start = (await rig.view()).now_ms
+    """The hold is older than what is allowed, by the server's clock; the group was looked at since, for the beat after
+    that has come; and the agent has told of itself since."""
+    start, beats = (await rig.view()).now_ms + AFTER_S * 1000, set[float]()
+
+    async def looked() -> bool:
+        if (await rig.view()).now_ms > start:
+            beats.add(await rig.driver.client.zscore(rig.group.nodes, rig.node) or 0.0)
+        return len(beats) > 2
+
+    await until(looked, "the agent has looked at the holder when the time was over")
+    now = (await rig.view()).now_ms
 
     async def told() -> bool:
         stored = await rig.driver.client.hget(rig.keys.node_state(rig.node), "heartbeat_at_ms")
-        return int(stored or 0) > start + 3 * AFTER_S * 1000
+        return int(stored or 0) > now
 
-    await until(told, "the time is over")
+    await until(told, "the agent has told of it")
 
 
 async def test_where_nobody_could_tell_nobody_is_accused(rig: Rig, starts: Starts, clean_environment: Path) -> None:

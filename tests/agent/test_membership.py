@@ -207,9 +207,9 @@ async def test_a_second_agent_on_the_same_folder_is_refused(rig: Rig) -> None:
 
 async def test_a_second_agent_for_the_same_node_is_refused(rig: Rig) -> None:
     """Two agents with one node id: the second one, elsewhere, says who runs."""
-    process = rig.spawn_agent(ttl_s=1.5)
+    process = rig.spawn_agent(ttl_s=4.5)
     with pytest.raises(RefusedError, match=rf"node {rig.node} is served by another agent: process {process.pid} "):
-        async with rig.agent(state_dir=str(rig.folder / "elsewhere"), ttl_s=1.5):
+        async with rig.agent(state_dir=str(rig.folder / "elsewhere"), ttl_s=4.5):
             pass
 
 

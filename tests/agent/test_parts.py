@@ -55,7 +55,7 @@ for _ in sys.stdin:
 @asynccontextmanager
 async def _agent(rig: Rig, folder: Path) -> AsyncIterator[None]:
     try:
-        async with rig.agent(get_backend, emulate={rig.name: DEVICE}, backends={}, ttl_s=0.6):
+        async with rig.agent(get_backend, emulate={rig.name: DEVICE}, backends={}, ttl_s=0.9):
             yield
     finally:
         Device.open(folder / "devices" / rig.name).destroy(force=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,7 +35,8 @@ async def _ranks(rig: Rig, codes: list[str], lease_ms: int) -> list[tuple[Reques
 async def test_a_rank_that_can_not_renew_keeps_the_lease_for_all(rig: Rig) -> None:  # noqa: F811
     """Its process runs; it is killed, and the lease is over when the other's term is, for a reason that names it."""
     async with rig.agent(ttl_s=0.9):
-        ranks = await _ranks(rig, [HOLDS_THE_GIL, HOLDS_THE_GIL], 1000)
+        ranks = await _ranks(rig, [HOLDS_THE_GIL, HOLDS_THE_GIL], 2000)
+        await until(partial(rig.holds, "a"), "the gang holds")
         token = (await rig.view()).number("token")
         for request, _ in ranks:
             reply: Any = await rig.driver.run(scripts.renew(rig.group, request, token))
@@ -43,7 +45,7 @@ async def test_a_rank_that_can_not_renew_keeps_the_lease_for_all(rig: Rig) -> No
         async def three_leases_old() -> bool:
             view = await rig.view()
             assert view.holder == "a", await rig.events("LeaseReclaimed")
-            return view.now_ms > view.number("granted_at_ms") + 3000
+            return view.now_ms > view.number("granted_at_ms") + 6000
 
         await until(three_leases_old, "three leases have passed")
         victim = next(process for process in rig.processes if process.pid == ranks[1][1])
