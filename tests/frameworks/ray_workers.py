@@ -18,6 +18,18 @@ from timeslice.integrations.ray import TimesliceActor, share
 DEADLINE_S = 60.0
 STATE_BYTES = 4 << 20
 
+# A driver that is killed while a call of its own runs inside of a hold.
+DRIVER = """
+import sys, ray
+from timeslice.integrations import ray_holder
+from timeslice.integrations.ray import runtime_env, share
+from tests.frameworks.ray_workers import Plain
+
+ray.init(address=sys.argv[1], runtime_env=runtime_env("dies"), configure_logging=False)
+worker = share(ray.remote(Plain).options(num_cpus=0).remote(), "samplers", job="dies")
+ray.get(worker.stay.remote(sys.argv[2], "dies", "never"))
+"""
+
 
 class Stays:
     def stay(self, folder: str, name: str, until: str) -> str:

@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import ray
 
 import timeslice
 from tests.frameworks.ray_workers import (
+    DRIVER,
     STATE_BYTES,
     Async,
     HalfCallbacks,
@@ -34,23 +36,11 @@ from timeslice.client.aio import AsyncClient
 from timeslice.client.sync import Client
 from timeslice.errors import AcquireTimeoutError, UsageError
 from timeslice.integrations.ray import runtime_env, share
-from timeslice.integrations.ray_holder import Place, Turn
+from timeslice.integrations.ray_holder import LOST_S, Place, Turn
 from timeslice.up import LocalStack
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_jobs.py"
 SAMPLERS, TRAINERS = GROUPS = ("samplers", "trainers")
-
-# A driver that is killed while a call of its own runs inside of a hold.
-DRIVER = """
-import sys, ray
-from timeslice.integrations import ray_holder
-from timeslice.integrations.ray import runtime_env, share
-from tests.frameworks.ray_workers import Plain
-
-ray.init(address=sys.argv[1], runtime_env=runtime_env("dies"), configure_logging=False)
-worker = share(ray.remote(Plain).options(num_cpus=0).remote(), "samplers", job="dies")
-ray.get(worker.stay.remote(sys.argv[2], "dies", "never"))
-"""
 
 Make = Callable[..., Any]
 
@@ -319,11 +309,21 @@ async def test_there_is_no_way_into_a_hold_that_was_left(job: str, rival: Client
         await asyncio.to_thread(free, rival)
 
 
-def test_shared_calls_keep_their_order(job: str, make: Make) -> None:
-    """One actor takes many calls in the order in which they were made, as Ray promises it without us."""
-    shared = share(make(Plain), SAMPLERS)
+def test_shared_calls_keep_their_order(job: str, rival: Client, make: Make, tmp_path: Path) -> None:
+    """One actor takes many calls in the order in which they were made, as Ray promises it without us; also where it is
+    busy as they are made, and the first of them waits until it can be registered again in their hold."""
+    actor = make(Plain)
+    shared = share(actor, SAMPLERS)
     ray.wait([shared.note.remote(number) for number in range(400)], num_returns=400)
-    assert ray.get(shared.noted.remote()) == list(range(400))
+    free(rival)
+    busy = actor.stay.remote(str(tmp_path), "it", "go")  # not shared
+    await_file(tmp_path / "it-inside")
+    calls = [shared.note.remote(number) for number in range(400, 410)]
+    wait_until(lambda: rival.status(SAMPLERS).holder == job, "the calls have their hold")
+    time.sleep(1.5 * LOST_S)
+    (tmp_path / "go").touch()
+    ray.wait([busy, *calls], num_returns=11)
+    assert ray.get(shared.noted.remote()) == list(range(410))
 
 
 def test_what_can_be_shared(job: str, make: Make, tmp_path: Path) -> None:

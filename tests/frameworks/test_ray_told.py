@@ -63,6 +63,7 @@ async def test_a_shared_call_that_never_comes_is_not_waited_for_long(monkeypatch
     line, out = ray_holder.Line(), []
 
     async def call(number: int) -> None:
+        line.come(number)
         await line.wait(number)
         out.append(number)
         line.leave(number)
@@ -71,3 +72,24 @@ async def test_a_shared_call_that_never_comes_is_not_waited_for_long(monkeypatch
     await call(0)
     await call(4)
     assert out == [1, 2, 3, 0, 4]
+
+
+async def test_a_shared_call_that_is_there_is_waited_for_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has to wait for its actor is overtaken by none that was made after it, but one that never comes is."""
+    monkeypatch.setattr(ray_holder, "LOST_S", 0.01)
+    line, out, answers = ray_holder.Line(), [], asyncio.Event()
+
+    async def call(number: int) -> None:
+        line.come(number)
+        if number == 1:
+            await answers.wait()
+        await line.wait(number)
+        out.append(number)
+        line.leave(number)
+
+    calls = [asyncio.create_task(call(number)) for number in (1, 3, 2)]
+    await asyncio.sleep(0.3)
+    assert out == []
+    answers.set()
+    await asyncio.gather(*calls)
+    assert out == [1, 2, 3]

@@ -12,7 +12,7 @@ from timeslice.client.lease import AsyncLease
 from timeslice.integrations.ray_actors import join
 
 MAX_LINES = 4096
-LOST_S = 2.0  # so long a call waits for those before it, which may have been cancelled on their way here
+LOST_S = 2.0  # so long a call waits for those before it that are not here; they may have been cancelled on their way
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Holder:
     async def call(self, request: Request, line_name: str, number: int) -> Any:
         """The result of the call. Raises what it raised, and what ``AsyncClient.hold`` raises."""
         line = self._line(line_name)
+        line.come(number)
         turn: Turn | None = None
         try:
             if request.method and request.target._actor_id.binary() not in self._known:  # noqa: SLF001
@@ -154,23 +155,24 @@ class Line:
     def __init__(self) -> None:
         self._next = 0
         self._past: set[int] = set()
-        self._waiting: dict[int, asyncio.Event] = {}
+        self._here: dict[int, asyncio.Event] = {}  # calls that came and have not left; set when it is their turn
+
+    def come(self, number: int) -> None:
+        """This call is here: those behind it wait for it, however long it takes."""
+        self._here[number] = asyncio.Event()
 
     async def wait(self, number: int) -> None:
         """Return when all calls before this one have left, or won't come any more."""
-        told = self._waiting[number] = asyncio.Event()
-        try:
-            while number > self._next:
-                try:
-                    async with asyncio.timeout(LOST_S):
-                        await told.wait()
-                except TimeoutError:
-                    self._go_on(min(self._waiting))
-        finally:
-            del self._waiting[number]
+        while number > self._next:
+            try:
+                async with asyncio.timeout(LOST_S):
+                    await self._here[number].wait()
+            except TimeoutError:
+                self._go_on(min(here for here in self._here if here >= self._next))
 
     def leave(self, number: int) -> None:
         """This call is on its way, or given up."""
+        del self._here[number]
         if number >= self._next:
             self._past.add(number)
         self._go_on(self._next)
@@ -182,7 +184,7 @@ class Line:
             self._past.remove(number)
             number += 1
         self._next = number
-        if told := self._waiting.get(number):
+        if told := self._here.get(number):
             told.set()
 
 
