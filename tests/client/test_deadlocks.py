@@ -117,7 +117,7 @@ def test_a_job_with_two_processes(world: World) -> None:
 def test_a_dead_waiter_makes_no_circle(world: World) -> None:
     """X is killed while it waits. Once its wait has expired, Y, which would have closed a circle with it, waits for
     X's lease to end, and gets in."""
-    code = OUTER.format(outer="trainers", inner="samplers").replace("lock_only=True", "lock_only=True, lease=3")
+    code = OUTER.format(outer="trainers", inner="samplers").replace("lock_only=True", "lock_only=True, lease=6")
     x = world.job(code, job="x", ttl_ms=500)
     y = world.job(OUTER.format(outer="samplers", inner="trainers"), job="y")
     assert (x.line(), y.line()) == ("outer", "outer")

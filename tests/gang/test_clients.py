@@ -109,7 +109,9 @@ def test_the_error_of_a_timeout_names_who_has_not_arrived(face: Face, world: Wor
 def test_a_timeout_in_the_queue_ends_the_wait_for_all(face: Face, world: World) -> None:
     """The others are told; the holder is not touched."""
     with timeslice.hold("g", job="b", lock_only=True) as other:
-        first, second = ask(face, world, 0), ask(face, world, 1, timeout=0.5)
+        first = ask(face, world, 0)
+        until_forming(world, 1)
+        second = ask(face, world, 1, timeout=0.5)
         with pytest.raises(AcquireTimeoutError, match="job b holds it"):
             got(second)
         with pytest.raises(GangEndedError, match="rank 1"):
@@ -130,7 +132,7 @@ def test_an_operator_who_cancels_is_named_to_all(face: Face, world: World) -> No
 
 def test_a_revoked_gang_learns_by_whom(face: Face, world: World) -> None:
     """Each rank at its next renewal."""
-    leases = [got(wait) for wait in (ask(face, world, 0, lease=1), ask(face, world, 1, lease=1))]
+    leases = [got(wait) for wait in (ask(face, world, 0, lease=3), ask(face, world, 1, lease=3))]
     view = world.view()
     call = scripts.revoke(world.group(), "a", view.state["lease_id"], view.number("token"), "alice", "", at_once=True)
     world.run(call)

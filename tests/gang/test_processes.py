@@ -16,7 +16,7 @@ from timeslice.locks.scripts import Exited
 # A rank with a short term, so that a silence is over soon. It tells what became of it.
 CODE = """
     try:
-        with timeslice.hold("g", lock_only=LOCK, lease=2, rank=RANK, world_size=WORLD) as lease:
+        with timeslice.hold("g", lock_only=LOCK, lease=5, rank=RANK, world_size=WORLD) as lease:
             say("inside", lease.fencing_token)
             if not lease.lost.wait(20):
                 say("never lost")
@@ -31,7 +31,7 @@ UNCONFIRMED = """
 """
 
 
-def start(world: World, rank: int, *, of: int = 2, lock: bool = True, before: str = "", ttl_ms: int = 1500) -> Job:
+def start(world: World, rank: int, *, of: int = 2, lock: bool = True, before: str = "", ttl_ms: int = 4000) -> Job:
     values = {"LOCK": lock, "RANK": rank, "WORLD": of}
     lines = "".join(f"    {name} = {value}\n" for name, value in values.items())
     return world.job(f"{before}\n{lines}{CODE}", ttl_ms=ttl_ms)

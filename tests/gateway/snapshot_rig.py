@@ -90,7 +90,7 @@ class Place:
     async def hold(self, job: str) -> str:
         """Take the group as a client elsewhere would, and return the lease id."""
         request = replace(self.rig.request(job), host="elsewhere")
-        await self.rig.driver.drive(flows.acquire(self.rig.group, request, timeout_s=30))
+        await self.rig.driver.drive(flows.acquire(self.rig.group, request, timeout_s=100))
         return request.waiter
 
     async def turn(self, job: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -31,6 +32,15 @@ async def targets(place: Place) -> list[Target]:
 
 def proc(pid: int, name: str) -> Path:
     return Path("/proc", str(pid), name)
+
+
+def shown(pid: int) -> list[str]:
+    """The jobs that a process's descriptors show. One that is closed meanwhile shows none."""
+    found = []
+    for file in proc(pid, "fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(file.readlink()))
+    return [name for name in found if "timeslice:" in name]
 
 
 def queue(place: Place, job: str) -> asyncio.Task[None]:
@@ -67,10 +77,7 @@ async def test_what_agents_watch_is_a_process_for_each_workload(place: Place) ->
     assert {target.job: target.backend for target in found} == {"a": "channel", "b": "channel"}
     assert len({os.getpid(), *(target.pid for target in found)}) == 3
     for target in found:
-        shown = [file.readlink() for file in proc(target.pid, "fd").iterdir()]
-        assert [str(name) for name in shown if "timeslice:" in str(name)] == [
-            f"/memfd:timeslice:g/{target.job} (deleted)"
-        ]
+        assert shown(target.pid) == [f"/memfd:timeslice:g/{target.job} (deleted)"]
         names = {each.partition(b"=")[0] for each in proc(target.pid, "environ").read_bytes().split(b"\0")}
         assert {name for name in names if name.startswith(b"TIMESLICE")} == {b"TIMESLICE_NODE", b"TIMESLICE_PREFIX"}
 

@@ -37,7 +37,7 @@ def test_without_a_server_nothing_waits_and_nothing_is_lost(behind: Proxy, world
     for name in ("one", "two"):
         with timeslice.phase(name):
             pass
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8  # one call alone is tried for ten seconds
     behind.heal()
     told(world, PhaseEnded, 2)
     assert story(world) == ["began one", "ended one", "began two", "ended two"]

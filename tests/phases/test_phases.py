@@ -56,7 +56,7 @@ def test_a_phase_is_told_to_the_groups_that_the_process_has_held(world: World, c
         assert not events(world, PhaseEnded)
     (ended,) = told(world, PhaseEnded, 1)
     assert (ended.phase, ended.outcome) == ("verify", "ok")
-    assert 0 <= ended.seconds <= (ended.at_ms - began.at_ms) / 1000 + 1
+    assert 0 <= ended.seconds <= (ended.at_ms - began.at_ms) / 1000 + 10  # it may have been told late
     assert row(cli)["job_phase"] == ""
     assert [event.phase for event in told(world, PhaseEnded, 1, "h")] == ["verify"]
 

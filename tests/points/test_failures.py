@@ -109,7 +109,7 @@ def test_a_circle(world: World) -> None:
 def test_the_server_goes_away(proxy: Proxy, face: Face, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between yield and return: RedisUnreachableError; whoever waits gets in when the server is back."""
     client = face.client(url=proxy.url, job="a")
-    lease = got(face.acquire(client, "g", lock_only=True, lease=1))
+    lease = got(face.acquire(client, "g", lock_only=True, lease=3))
     rival = face.acquire(face.client(job="b"), "g", lock_only=True)
     world.until_queued("b")
 
@@ -131,7 +131,7 @@ def test_a_yield_that_arrives_too_late(proxy: Proxy, face: Face, world: World) -
     """The server was away until the lease had run out and the rival was in. Off the device nothing was lost by that:
     the point goes on to wait for its turn."""
     client, batch = face.client(url=proxy.url, job="a"), threading.Event()
-    lease = got(face.acquire(client, "g", lock_only=True, lease=1))
+    lease = got(face.acquire(client, "g", lock_only=True, lease=3))
     rival = face.acquire(face.client(job="b"), "g", lock_only=True)
     world.until_queued("b")
     asked = iter([proxy.cut])

@@ -116,9 +116,9 @@ def test_while_nobody_waits_next_to_nothing_is_sent(face: Face, world: World, se
     assert not any(got(at_point(face, lease, min_slice=0)) for _ in range(many))
     seconds = time.monotonic() - began
     assert calls() - before <= seconds + 2
-    before = calls()
+    before, began = calls(), time.monotonic()
     assert not any(got(at_point(face, lease, min_slice=1000)) for _ in range(many))
-    assert calls() == before
+    assert calls() - before <= (time.monotonic() - began) / 5  # the lease's own renewals, if that took so long
     face.give_up(lease)
     client.close()
 
@@ -169,13 +169,13 @@ def test_a_renewal_under_way_does_no_harm(face: Face, world: World) -> None:
 
 def test_it_is_renewed_after_the_point(face: Face, world: World) -> None:
     """The renewal thread follows the lease to its new id."""
-    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=1))
+    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=2))
     rival = face.hold(face.client(job="b"), "g", lock_only=True, body=lambda _: None)
     world.until_queued("b")
     assert got(at_point(face, lease, min_slice=0)) is True
     got(rival)
     stood = lease.expires_at
-    wait_until(lambda: lease.expires_at > stood + 0.6, "it was renewed twice")
+    wait_until(lambda: lease.expires_at > stood + 1.2, "it was renewed twice")
     lease.ensure_held()
 
 
