@@ -17,7 +17,7 @@ from timeslice.locks.keys import Keys
 from timeslice.torture.backend import Knob, knob_file
 from timeslice.torture.checker import Report, Terms, check
 from timeslice.torture.events import EventReader
-from timeslice.torture.history import Checked, Entered, Fault, Healed, Line, Moved, Writer, read
+from timeslice.torture.history import Checked, Entered, Fault, Healed, Line, Moved, Writer, read_so_far
 from timeslice.torture.processes import Child, Processes, Role
 from timeslice.torture.stage import CONFIG, LEASES_S, LOCK_GROUP
 
@@ -145,7 +145,7 @@ class Duel:
         for path in self._parts.glob(f"{which}.jsonl"):
             size = path.stat().st_size
             if self._read.get(path, (0, []))[0] != size:
-                self._read[path] = (size, list(read(path)))
+                self._read[path] = (size, list(read_so_far(path)))
         return [line for path, (_, lines) in self._read.items() if path.match(f"{which}.jsonl") for line in lines]
 
     def until(self, condition: Callable[[], Any], what: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import valkey_binary
 from tests.support.jobs import wait_until
 from timeslice.errors import RedisUnreachableError, UsageError
+from timeslice.torture import fleet_base
 from timeslice.torture.fleet import KINDS, Fleet, make_fleet
 
 KEY = "ts:{g}:state"
@@ -50,6 +51,20 @@ def test_a_failover_changes_roles_not_names(kind: str, tmp_path: Path) -> None:
         fleet.start_one(old)
         assert fleet.holder_of(KEY) != old
         assert fleet.names() == make_fleet(kind, tmp_path / "other").names()
+
+
+def test_no_two_servers_get_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports are given out before anybody listens, and however few there are to choose from."""
+    few: set[int] = set()
+    while len(few) < 12:
+        few.add(fleet_base.free_port())
+    monkeypatch.setattr(fleet_base, "_PORTS", sorted(few))
+    for number in range(10):
+        ports = make_fleet("cluster", tmp_path / str(number), binary=valkey_binary()).ports
+        assert len(set(ports.values())) == len(ports)
+    given, left, *_ = few
+    monkeypatch.setattr(fleet_base, "_PORTS", [given, given + fleet_base._BUS, given - fleet_base._BUS, left])
+    assert {fleet_base.free_port([given]) for _ in range(20)} == {left}  # a node of a cluster has two
 
 
 def test_an_unknown_topology_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from timeslice.models import Command
 from timeslice.torture import run, scene
 from timeslice.torture.checker import Report, check
 from timeslice.torture.faults import Deed, World, choose
-from timeslice.torture.history import Asked, Checked, Entered, GaveUp, Left, Line, Lost, read
+from timeslice.torture.history import Asked, Checked, Entered, GaveUp, Left, Line, Lost, read_so_far
 from timeslice.torture.report import TERMS, judge, merge
 from timeslice.torture.schedule import Planned
 from timeslice.torture.stage import LOCK_GROUP
@@ -69,7 +69,7 @@ class Aim:
         """Of served groups, with the last line of each."""
         found: dict[str, tuple[Asked, Line]] = {}
         for path in self._parts.glob("job*.jsonl"):
-            for line in read(path):
+            for line in read_so_far(path):
                 if isinstance(line, Asked) and line.group != LOCK_GROUP:
                     found[line.request] = (line, line)
                 elif isinstance(line, Entered | Checked | Lost | Left | GaveUp) and line.request in found:
@@ -159,7 +159,7 @@ def hunt(folder: Path, patch: pytest.MonkeyPatch, what: Hunt, mutant: str, rules
         nonlocal looked, found
         if wanted and time.monotonic() - looked > _LOOK_S:
             known = time.monotonic_ns() - int(_WRITTEN_S * 1e9)
-            report = check((line for line in read(folder / "parts") if line.at <= known), TERMS)
+            report = check((line for line in read_so_far(folder / "parts") if line.at <= known), TERMS)
             found = found + 1 if wanted & {violation.rule for violation in report.violations} else 0
             if found == _IN_A_ROW:
                 raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from tests.torture.tale import Tale
 from timeslice.cli.main import main
+from timeslice.torture.history import read_so_far
 from timeslice.torture.report import FACTS, HISTORY, judge, merge
 
 
@@ -77,6 +78,15 @@ def test_the_path_of_a_history_is_shown_whole(history: Path) -> None:
     folder.mkdir()
     history.rename(folder / HISTORY)
     assert f"history: {folder / HISTORY}\n" in _check(folder).stdout
+
+
+@pytest.mark.parametrize("end", [0, 1, 30])
+def test_what_is_written_so_far_is_read(history: Path, end: int) -> None:
+    """A line may be seen while it is written: it counts once it is whole, and keeps nobody from the other files."""
+    line = history.read_text().splitlines()[0]
+    (history.parent / "a.jsonl").write_text(f"{line}\n{line[:end]}")
+    lines = list(read_so_far(history.parent))
+    assert len(lines) == 1 + len(history.read_text().splitlines())
 
 
 def test_a_line_that_a_kill_tore_is_no_reason_to_lose_a_run(history: Path) -> None:

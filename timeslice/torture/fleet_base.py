@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -135,7 +135,8 @@ class Fleet(ABC):
 
     def _add(self, name: str, config: str = "", args: tuple[str, ...] = (), *, data: bool = True) -> None:
         """A server with a config file of its own, not started. It finds out by itself where its data is."""
-        options, folder, port = self.options, self.options.folder / name, free_port()
+        options, folder = self.options, self.options.folder / name
+        port = free_port(self.ports.values())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, tls = folder / "server.conf", options.tls
         if options.password:
@@ -172,10 +173,13 @@ def quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def free_port() -> int:
-    """A port that is free together with the cluster bus's port that belongs to it."""
+def free_port(taken: Collection[int] = ()) -> int:
+    """A port that is free together with the cluster bus's port that belongs to it, and not given away: who has one of
+    ``taken`` may not listen yet."""
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - no secret
+        if not {port, port + _BUS, port - _BUS}.isdisjoint(taken):
+            continue
         try:
             for each in (port, port + _BUS):
                 socket.create_server((HOST, each)).close()

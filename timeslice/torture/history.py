@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -216,8 +217,7 @@ class Writer:
 def read(path: Path) -> Iterator[Line]:
     """The lines of one file, or of all ``*.jsonl`` files of a folder, each file in its order. ValueError names a bad
     line; it is a TornLineError where a file ends in the middle of one."""
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    for file in files:
+    for file in files_of(path):
         content = file.read_bytes()
         raws = content.splitlines()
         for number, raw in enumerate(raws, 1):
@@ -227,6 +227,18 @@ def read(path: Path) -> Iterator[Line]:
                 torn = number == len(raws) and not content.endswith(b"\n")
                 kind = TornLineError if torn else ValueError
                 raise kind(f"{file}, line {number} is no line of a history: {_first_of(error)}") from error
+
+
+def read_so_far(path: Path) -> Iterator[Line]:
+    """As ``read``, while they are written: a line that is only partly there is left out, of whichever file."""
+    for file in files_of(path):
+        with suppress(TornLineError):
+            yield from read(file)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or those of a folder."""
+    return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
 
 
 def _first_of(error: ValidationError) -> str:

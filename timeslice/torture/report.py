@@ -12,7 +12,7 @@ from rich.table import Table
 
 from timeslice.errors import UsageError
 from timeslice.torture.checker import Report, Terms, check
-from timeslice.torture.history import Born, Ended, Fault, Line, Told, Took, TornLineError, read
+from timeslice.torture.history import Born, Ended, Fault, Line, Told, Took, TornLineError, files_of, read
 from timeslice.torture.stage import LEASES_S
 
 HISTORY, FACTS = "history.jsonl", "run.json"
@@ -66,7 +66,7 @@ def judge(place: Path) -> Judged:
     """
     path = place / HISTORY if (place / HISTORY).is_file() else place
     try:
-        found = [line for file in _files(path) for line in _whole_lines(file)]
+        found = [line for file in files_of(path) for line in _whole_lines(file)]
     except (OSError, ValueError) as error:
         raise UsageError(f"{place} can't be judged: {error}") from error
     lines = [line for line in found if line is not None]
@@ -74,10 +74,6 @@ def judge(place: Path) -> Judged:
         raise UsageError(f"{place} has no history of a torture run in it; name a {HISTORY} or its folder")
     complete = len(lines) == len(found) and any(isinstance(line, Ended) for line in lines)
     return Judged(lines, check(lines, TERMS), complete)
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
 
 
 def facts_of(place: Path) -> dict[str, Any]:
