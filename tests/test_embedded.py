@@ -14,18 +14,13 @@ import pytest
 import redis
 
 from tests.conftest import NeedsTool, ServerFactory, valkey_binary
+from tests.support.ports import free_port
 from timeslice.embedded import EmbeddedServer, _check_port, find_binary, server_version
 from timeslice.errors import RedisUnreachableError, RefusedError, ServerUnsuitableError, UsageError
 
 
 def connect(server: EmbeddedServer) -> redis.Redis:
     return redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=5)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def fake_server(folder: Path, name: str, version: str) -> Path:
@@ -70,6 +65,14 @@ def test_a_port_is_open_on_loopback_only(server_factory: ServerFactory) -> None:
         assert client.get("k") == "v"
     listening = [each.laddr.ip for each in psutil.Process(server.pid).net_connections("tcp")]
     assert set(listening) == {"127.0.0.1"}
+
+
+def test_the_port_of_a_test_is_no_other_programs(server_factory: ServerFactory) -> None:
+    """Nobody gets it between the choice and the start of a server, or while that is restarted."""
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    assert server_factory(port=port).restart().running
 
 
 def test_a_port_in_use_is_refused_in_one_sentence(server_factory: ServerFactory, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.cli.conftest import Cli, eventually
 from tests.conftest import ServerFactory
 from tests.support.clock import fake_clock
 from tests.support.disk import fill, small_disk
+from tests.support.ports import cluster_port, free_port
 from timeslice.embedded import EmbeddedServer
 from timeslice.torture.proxy import Link, Proxy
 
@@ -30,16 +31,6 @@ def doctor(url: str, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
 
 def dial(server: EmbeddedServer) -> Any:
     return redis.Redis.from_url(server.url)
-
-
-def free_port() -> int:
-    """One to which a cluster can add 10,000 for its bus."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 55_000:
-            return port
 
 
 def test_without_an_append_only_file_is_a_warning(server_factory: ServerFactory, tmp_path: Path) -> None:
@@ -152,7 +143,7 @@ def test_replication_that_may_lose_is_a_warning(server_factory: ServerFactory) -
 
 def test_a_cluster_that_does_not_cover_all_slots_is_an_error(server_factory: ServerFactory) -> None:
     """Half of the slots are nobody's: doctor says so, though the server refuses half of its questions."""
-    server = server_factory(port=free_port(), args=["--cluster-enabled", "yes"])
+    server = server_factory(port=cluster_port(), args=["--cluster-enabled", "yes"])
     url = f"redis+cluster://127.0.0.1:{server.port}"
     with dial(server) as client:
         for first, last in ((0, 8000), (8001, 16_383)):
@@ -168,7 +159,7 @@ def test_a_cluster_that_does_not_cover_all_slots_is_an_error(server_factory: Ser
 
 def test_a_node_of_a_cluster_is_named_as_such(server_factory: ServerFactory) -> None:
     """With the URL of a single server: the right form is told."""
-    server = server_factory(port=free_port(), args=["--cluster-enabled", "yes"])
+    server = server_factory(port=cluster_port(), args=["--cluster-enabled", "yes"])
     with dial(server) as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
         eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Cli, World, eventually
-from tests.cli.test_doctor_server import dial, doctor, free_port
+from tests.cli.test_doctor_server import dial, doctor
 from tests.conftest import NeedsTool, ServerFactory
+from tests.support.ports import cluster_port, free_port
 from timeslice.locks.permissions import user_rules
 from timeslice.torture.fleet import Fleet, make_fleet
 
@@ -138,7 +139,7 @@ def test_every_shard_is_looked_at(fleet: MakeFleet) -> None:
 
 def test_a_cluster_without_replicas_is_told(server_factory: ServerFactory) -> None:
     """Its groups stand still when that server dies."""
-    server = server_factory(port=free_port(), args=["--cluster-enabled", "yes"])
+    server = server_factory(port=cluster_port(), args=["--cluster-enabled", "yes"])
     with dial(server) as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
         eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))

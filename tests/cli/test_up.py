@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.conftest import TIMESLICE
 from tests.cli.stack import Up, cli, family, mounts, ready, shown, stop
+from tests.support.ports import free_port
 from timeslice.cli.output import parse_device_size
 from timeslice.embedded import EmbeddedServer
 
@@ -140,12 +141,6 @@ def test_json_is_one_line_when_ready(up: Up) -> None:
     sizes = {group["group"]: group["device_bytes"] for group in told["groups"]}
     assert sizes == {"samplers": 8 << 20, "trainers": 8 << 20, "critics": 4 << 20}
     assert cli("--url", told["url"], "group", "show", "critics").returncode == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_port_is_on_loopback_only(up: Up) -> None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import signal
-import socket
 
 import pytest
 
 from tests.kinds.devices import Devices, comes_back, ended, inside, leaves, metric, tell
 from tests.support.jobs import wait_until
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def test_a_holder_that_is_killed_is_followed_at_once(devices: Devices, capfd: pytest.CaptureFixture[str]) -> None:

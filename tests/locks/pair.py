@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 
 import redis
 
 from tests.locks.lab import Lab
 from tests.support.jobs import wait_until
+from tests.support.ports import free_port
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks.connection import connect
 
 Start = Callable[..., EmbeddedServer]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Pair:

@@ -15,6 +15,7 @@ from tests.conftest import ServerFactory
 from tests.locks.faces import Face
 from tests.locks.lab import Lab
 from tests.locks.proxy import Impostor
+from tests.support.ports import free_port
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
 from timeslice.locks import flows, scripts
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
@@ -227,14 +228,6 @@ def test_a_wrong_password_is_an_error_at_once(face: Callable[[str], Face], serve
         driver.run(acquire(lab, "a1"), deadline_s=60)
     assert "wrong-one" not in str(raised.value)
     lab.redis.close()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_an_address_that_can_t_be_read_is_a_usage_error(face: Callable[[str], Face]) -> None:

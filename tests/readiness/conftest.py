@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import cli, folder, job, up, world
+from tests.support.ports import free_port
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.web import Web
@@ -21,19 +21,6 @@ from timeslice.web import Web
 __all__ = ["cli", "folder", "job", "up", "world"]
 
 DEADLINE_S = 30.0
-
-
-_reserved: list[socket.socket] = []
-
-
-def free_port() -> int:
-    """Of this test run's own: bound here for good, so that nobody else gets it. Who sets SO_REUSEADDR, as a daemon
-    does, may listen there all the same."""
-    found = socket.socket()
-    _reserved.append(found)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind(("127.0.0.1", 0))
-    return int(found.getsockname()[1])
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.stack import Up, ready
-from tests.readiness.conftest import DEADLINE_S, free_port
+from tests.readiness.conftest import DEADLINE_S
 from tests.readiness.recipe import recipe
 from tests.readiness.sampler import Sampler
 from tests.support.jobs import wait_until
+from tests.support.ports import free_port
 
 Route = Callable[[], str]
 

@@ -9,7 +9,8 @@ import pytest
 from tests.cli.conftest import Cli, eventually
 from tests.cli.operated import GROUP, Operated, StartJob
 from tests.cli.stack import Up, cli, ready, stop
-from tests.readiness.conftest import ask, free_port, readiness, state
+from tests.readiness.conftest import ask, readiness, state
+from tests.support.ports import free_port
 
 
 class Both:

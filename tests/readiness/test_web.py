@@ -14,8 +14,9 @@ import pytest
 
 from tests.cli.conftest import Cli, World
 from tests.conftest import ServerFactory
-from tests.readiness.conftest import Port, ask, free_port, readiness, state
+from tests.readiness.conftest import Port, ask, readiness, state
 from tests.security.conftest import GROUP, OTHER, Users, guarded, users
+from tests.support.ports import free_port
 from timeslice import web
 from timeslice.errors import RefusedError
 from timeslice.locks import scripts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from click.testing import CliRunner
 from tests.agent.conftest import rig
 from tests.conftest import NeedsTool, valkey_binary
 from tests.security.registry import known, start
+from tests.support.ports import free_port
 from timeslice.cli.main import main
 from timeslice.embedded import EmbeddedServer
 
@@ -68,13 +68,6 @@ def refusals(admin: redis.Redis) -> list[str]:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.slow)])

@@ -17,8 +17,9 @@ import redis
 from click.testing import CliRunner, Result
 
 from tests.conftest import valkey_binary
-from tests.security.conftest import free_port, printed_users, refusals
+from tests.security.conftest import printed_users, refusals
 from tests.support.jobs import wait_until
+from tests.support.ports import free_port
 from timeslice.cli.main import main
 from timeslice.embedded import EmbeddedServer
 from timeslice.locks.drivers import SyncDriver
