@@ -47,9 +47,15 @@ def digest(model: Any, optimizer: Any) -> str:
     return whole.hexdigest()
 
 
+def turns_of_rival(folder: Path) -> int:
+    """As far as it has told: of the last one it may tell only after it has left."""
+    path = folder / "rival"
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
 def await_rival(folder: Path, turns: int) -> None:
     until = time.monotonic() + WAIT_S
-    while (folder / "rival").exists() and int((folder / "rival").read_text() or 0) < turns:
+    while (folder / "rival").exists() and turns_of_rival(folder) < turns:
         if time.monotonic() > until:
             raise SystemExit(f"the other job had no turn within {WAIT_S:g} s")
         time.sleep(0.02)
@@ -66,9 +72,9 @@ def main() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         register_module("trainers", model, optimizers=[optimizer])
         objects = [id(parameter) for parameter in model.parameters()]
-        left = digest(model, optimizer)
+        left, rivals = digest(model, optimizer), turns_of_rival(folder)
     for step in range(STEPS):
-        await_rival(folder, step + 1)
+        await_rival(folder, rivals + 2)  # one that was not told yet, and one since
         with timeslice.hold("trainers", phase="train", timeout=WAIT_S) as lease:
             found["how"].append(lease.grant.how)
             found["same_bytes"].append(digest(model, optimizer) == left)
@@ -78,7 +84,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             found["losses"].append(loss.item())
-            left = digest(model, optimizer)
+            left, rivals = digest(model, optimizer), turns_of_rival(folder)
     found["same_objects"] = [id(parameter) for parameter in model.parameters()] == objects
     found["end"] = left
     (folder / f"{os.environ['TIMESLICE_JOB']}-{rank}.json").write_text(json.dumps(found))
