@@ -9,7 +9,7 @@ from timeslice.locks import scripts
 from timeslice.locks.view import GroupView
 
 NO_ROOM = "host memory: 4 GiB needed, 1 GiB left"
-SHORT = {"prepare_timeout_ms": 300, "suspend_timeout_ms": 300, "restore_timeout_ms": 300}
+SHORT = {"prepare_timeout_ms": 800, "suspend_timeout_ms": 800, "restore_timeout_ms": 800}
 
 
 async def test_a_refused_prepare_puts_off_the_waiter_not_the_group(world: World) -> None:
@@ -79,7 +79,7 @@ async def test_a_node_that_does_not_take_its_order_is_named(world: World) -> Non
     await world.coordinate()
     waiting = world.ask("b")
     view = await world.until(lambda view: view.queue and view.queue[0].deferred, "put off")
-    assert view.queue[0].deferred.startswith("node n2 did not take its order within 0.3 s")
+    assert view.queue[0].deferred.startswith("node n2 did not take its order within 0.8 s")
     assert world.agents["n2"].orders == []
     assert view.nodes["n1"].step == "rolled back"
     waiting.cancel()
