@@ -12,9 +12,10 @@ import pytest
 from tests.backends.conftest import ALL, DEADLINE_S, MIB
 from tests.backends.cuda_rig import FIRST, SECOND, SIZE, CudaRig, cuda
 from tests.support.jobs import wait_until
+from timeslice.backends.base import Job
 from timeslice.backends.calls import Calls
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import Residency
+from timeslice.models import Residency, Target
 
 __all__ = ["cuda"]
 
@@ -316,3 +317,39 @@ async def test_a_checkpoint_that_spoils_its_process_is_never_taken_for_undone(cu
     assert caught.value.kind is FaultKind.POISONED
     assert cuda.states() == ["running", "failed"]
     assert first.call("digest") == digest
+
+
+async def test_a_process_that_ends_while_it_is_looked_at_is_no_fault(
+    cuda: CudaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F02: the driver listed it, and it has ended when the tool is asked: it is gone, and its peer leaves."""
+    dying, peer = cuda.start(MIB), cuda.start(MIB)
+    job, listing = cuda.job(dying, peer), cuda.backend._listing
+
+    async def then_it_ends() -> object:
+        found = await listing()
+        dying.end()
+        return found
+
+    monkeypatch.setattr(cuda.backend, "_listing", then_it_ends)
+    await cuda.out(job)
+    assert cuda.states() == ["", "checkpointed"]
+
+
+async def test_a_process_that_ends_behind_its_restore_is_no_fault(
+    cuda: CudaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F02: it is on no device because it is gone, not because the driver put it elsewhere: its peer runs on."""
+    dying, peer = cuda.start(MIB), cuda.start(MIB)
+    job, digest, do = cuda.job(dying, peer), peer.call("digest"), cuda.backend.do
+    await cuda.out(job)
+
+    async def then_it_ends(job: Job, target: Target, action: str, until: float) -> None:
+        await do(job, target, action, until)
+        if (action, target.pid) == ("restore", dying.pid):
+            dying.end()
+
+    monkeypatch.setattr(cuda.backend, "do", then_it_ends)
+    await cuda.back(job)
+    assert cuda.states() == ["", "running"]
+    assert peer.call("digest") == digest

@@ -85,7 +85,7 @@ class CudaBackend(CheckpointBackend):
         size = sum(each or 0 for each in here.values())
         state = await self._state_if_told(job, target, on)
         if state is None:
-            if size:
+            if size and is_alive(target):  # it was still listed when it ended
                 raise fault(
                     FaultKind.TRANSIENT,
                     job,
@@ -182,7 +182,7 @@ class CudaBackend(CheckpointBackend):
 
     async def _misplaced(self, targets: Sequence[Target]) -> Placement:
         listed = await self._listing()
-        for target in targets:
+        for target in filter(is_alive, targets):  # of one that has ended nothing comes back
             if left := self._marks.get(target):
                 found = Placement.compare(target.pid, left.devices, footprint(target, listed))
                 if found.missing:
