@@ -123,3 +123,15 @@ async def test_marks_do_not_pile_up(rig: Rig) -> None:
     await rig.backend.prepare(rig.job(worker), ALL, deadline_s=DEADLINE_S)
     await rig.backend.abort(rig.job(worker), deadline_s=DEADLINE_S)
     assert list(folder.iterdir()) == []
+
+
+async def test_a_folder_that_can_not_be_written_stops_nobody(rig: Rig) -> None:
+    """P5: as good as a full disk, for root too: the second of two can't be noted, and the first one runs on."""
+    first, second = rig.start(), rig.start()
+    target = second.target
+    (Path(rig.context.options["state"]) / f"{target.pid}-{target.start}.new").mkdir()
+    with pytest.raises(BackendError, match=r"job a: .* can't be written to .*: Is a directory; make room") as caught:
+        await rig.backend.prepare(rig.job(first, second), ALL, deadline_s=DEADLINE_S)
+    assert caught.value.kind is FaultKind.TRANSIENT
+    assert first.answers()
+    assert second.answers()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Id, Mode, Number, Url, Wire, Word
 
 
@@ -55,9 +56,16 @@ class Marks:
         return mark if mark.url == url else None
 
     def put(self, mark: Mark) -> None:
+        """BackendError(transient) when it can't be written, such as into a full folder."""
         draft = self._path(mark.url).with_suffix(".new")
-        draft.write_text(mark.model_dump_json())
-        draft.replace(self._path(mark.url))
+        try:
+            draft.write_text(mark.model_dump_json())
+            draft.replace(self._path(mark.url))
+        except OSError as error:
+            message = f"server {mark.url}: what sleeps can't be written to {draft}: {error.strerror}"
+            raise BackendError(
+                f"{message}; make room there, or set the option state", kind=FaultKind.TRANSIENT
+            ) from error
 
     def drop(self, url: str) -> None:
         self._path(url).unlink(missing_ok=True)

@@ -59,9 +59,18 @@ class Marks(Generic[M]):
             return None
 
     def put(self, target: Target, mark: M) -> None:
+        """BackendError(transient) when it can't be written, such as into a full folder."""
         draft = self._path(target).with_suffix(".new")
-        draft.write_text(mark.model_dump_json())
-        draft.replace(self._path(target))
+        try:
+            draft.write_text(mark.model_dump_json())
+            draft.replace(self._path(target))
+        except OSError as error:
+            raise BackendError(
+                f"job {target.job}: what has to be known of process {target.pid} can't be written to {draft}: "
+                f"{error.strerror}; make room there, or set the backend's option state",
+                kind=FaultKind.TRANSIENT,
+                job=target.job,
+            ) from error
 
     def drop(self, target: Target) -> None:
         self._path(target).unlink(missing_ok=True)

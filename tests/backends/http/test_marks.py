@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.http.conftest import Lab
 from timeslice.backends.base import Context
 from timeslice.backends.http import HttpBackend
 from timeslice.backends.http_marks import Mark, Marks
-from timeslice.errors import BackendError
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Residency
 
 ONE, OTHER = "http://10.1.2.3:8000", "http://10.1.2.3:8001"
 
@@ -49,3 +51,19 @@ def test_what_is_no_note_of_that_server_counts_as_none(tmp_path: Path) -> None:
     file.write_text("{")
     assert marks.get(ONE) is None
     assert not file.exists()
+
+
+async def test_a_folder_that_can_not_be_written_costs_nothing(lab: Lab) -> None:
+    """P5: what sleeps could not be noted, as on a full disk: that server is not asked, and the other one is woken."""
+    good, other = lab.start(), lab.start(seed=2)
+    job, before = lab.job(good, other), good.sample("why")
+    Marks(lab.folder / "marks").put(mark(other.url))
+    (file,) = (lab.folder / "marks").iterdir()
+    file.unlink()
+    file.with_suffix(".new").mkdir()
+    with pytest.raises(BackendError, match=rf"server {other.url}: .* can't be written to .*; make room") as caught:
+        await lab.out(job)
+    assert caught.value.kind is FaultKind.TRANSIENT
+    assert other.calls("/sleep") == []
+    assert await lab.state(job) is Residency.RESIDENT
+    assert good.sample("why") == before
