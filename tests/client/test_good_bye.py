@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import timeslice
 from tests.client.world import World
 from timeslice.client import server, workload
+from timeslice.client.identity import registrations
+from timeslice.client.registration import Registration
 from timeslice.models import Target
 
 
@@ -63,3 +66,33 @@ def test_a_repeated_registration_does_not_come_after_the_good_bye(
     made._thread.join(20)
     (record,) = world.view().targets.values()
     assert Target.model_validate_json(record).channel == ""
+
+
+@pytest.mark.parametrize("kind", ["workload", "server", "server with a process"])
+def test_ctrl_c_while_it_registers_leaves_nothing(kind: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, which goes on: it may be registered again, and no hold tells of what nobody can close."""
+    world.serve("g")
+
+    def make() -> Any:
+        if kind == "workload":
+            return MAKE[kind][0]()
+        pid = os.getpid() if "process" in kind else None
+        return timeslice.register_server("g", "http://127.0.0.1:1", dialect="vllm", job="a", pid=pid)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registration, "_register", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make()
+    told = [target.endpoints or target.channel for target in targets_told(world)]
+    assert told == [""]
+    made = make()
+    assert any(target.endpoints or target.channel for target in targets_told(world))
+    made.close()
+
+
+def targets_told(world: World) -> list[Target]:
+    """What a hold of this process tells of it, and of what is beside it."""
+    return [Target.model_validate_json(str(call.args[-1])) for call in registrations(world.group(), "a", "n1", 0)]

@@ -80,6 +80,11 @@ class State:
                     "a coroutine function as callback needs an event loop: register inside of one, or give loop=..."
                 ) from None
 
+    @property
+    def is_out(self) -> bool:
+        """Whether a part of it is off the device, as far as it was moved from here."""
+        return bool(self._out)
+
     def look(self) -> Seen:
         if self._callbacks.probe:
             state, device_bytes, host_bytes, *parts = self._call(self._callbacks.probe)

@@ -45,12 +45,20 @@ class Registration(ABC):
             self._refresh(deadline_s=1.0)
         except RedisUnreachableError as error:
             log.warning("%s can't be registered yet, trying on: %s", self._what, error)
+        except BaseException:  # nobody gets this object, so that nobody could close it
+            self._forget()
+            self._driver.close()
+            raise
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @abstractmethod
     def _refresh(self, *, deadline_s: float) -> None:
         """Register, for the first time or again, unless it is closed."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Take it out of what the holds of this process tell."""
 
     @abstractmethod
     def _turn(self) -> None:

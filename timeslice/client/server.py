@@ -99,16 +99,19 @@ class Server(Registration):
         bare = self.target.model_copy(update={"backend": backend, "channel": "", "endpoints": (), "dialect": ""})
         try:
             with self._telling:
-                if self.target.channel:
-                    declared.pop((self.group, self.job), None)
-                else:
-                    beside.get((self._pid, self.group, self.job), {}).pop(self.target.pid, None)
+                self._forget()
                 self._register(bare, CLOSE_S)
         except TimeSliceError as error:
             log.warning("%s closed unseen: %s", self._what, error)
         assert self._thread is not None
         self._thread.join(REFRESH_S)
         self._driver.close()
+
+    def _forget(self) -> None:
+        if self.target.channel:
+            declared.pop((self.group, self.job), None)
+        else:
+            beside.get((self._pid, self.group, self.job), {}).pop(self.target.pid, None)
 
     def _turn(self) -> None:
         if not self._closed.wait(REFRESH_S):

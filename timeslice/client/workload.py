@@ -21,11 +21,11 @@ from timeslice.client.callbacks import Busy, Callbacks, Mode, Moved, OnRestore, 
 from timeslice.client.engines import callbacks_of
 from timeslice.client.identity import declared, process_id, this_target
 from timeslice.client.registration import CLOSE_S, REFRESH_S, Registration
-from timeslice.errors import FaultKind, TimeSliceError, UsageError
+from timeslice.errors import FaultKind, TimeSliceError, UsageError, printable
 from timeslice.locks import scripts
 from timeslice.locks.flows import Wait
 from timeslice.locks.keys import Keys
-from timeslice.models import ChannelAnswer, ChannelCommand, Leave, Residency, Target, brief, read_wire
+from timeslice.models import TEXT_MAX, ChannelAnswer, ChannelCommand, Leave, Residency, Target, brief, read_wire
 from timeslice.names import check_name
 from timeslice.settings import Settings, default_job, default_node
 
@@ -180,21 +180,27 @@ class Workload(Registration):
         self._start(url, f"timeslice-workload-{group}")
 
     def close(self) -> None:
-        """End the registration; a command under way is finished first. Does nothing in a forked child."""
+        """End the registration; a command under way is finished first. What is out then stays out, and no agent brings
+        it back: do so in your next hold. Does nothing in a forked child."""
         if not self._is_open():
             return
         self._closed.set()
         self._state.close()
         try:
             with self._telling:
-                declared.pop((self.group, self.job), None)
+                self._forget()
                 self._register(this_target(self.group, self.job, self.target.host), CLOSE_S)
             self._add("close", "", CLOSE_S)  # wakes the thread
         except TimeSliceError as error:
             log.warning("%s closed unseen: %s", self._what, error)
         if self._thread and threading.current_thread() is not self._thread:
             self._thread.join(REFRESH_S + CLOSE_S)
+        if self._state.is_out:
+            log.warning("%s closed while its state is out: no agent will bring it back, so do it yourself", self._what)
         self._driver.close()
+
+    def _forget(self) -> None:
+        declared.pop((self.group, self.job), None)
 
     def _turn(self) -> None:
         try:
@@ -267,23 +273,32 @@ class Workload(Registration):
                 parts=seen.parts,
                 seconds=time.monotonic() - began,
             )
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # whatever it is, it is the callback's: this thread has to go on
             busy = isinstance(error, Busy) or getattr(error, "kind", None) is FaultKind.BUSY
             if not busy:
                 log.exception("group %s: %s of job %s failed", self.group, command.action, self.job)
-            reason = f"{type(error).__name__}: {error}"[:2000]
             return ChannelAnswer(
                 id=command.id,
                 ok=False,
                 busy=busy,
                 state=Residency.FAULTED,
-                error=reason,
+                error=_words(error),
                 seconds=time.monotonic() - began,
             )
 
     def _add(self, kind: str, body: str, deadline_s: float) -> None:
         entry = ("XADD", self._stream, "MAXLEN", "~", _KEPT_ENTRIES, "*", "kind", kind, "body", body)
         self._driver.pipe([entry, ("EXPIRE", self._stream, _KEEP_S)], deadline_s=deadline_s)
+
+
+def _words(error: BaseException) -> str:
+    """What a callback raised, as an answer can carry it: an answer that can't be written would be asked for again, and
+    the callback called again."""
+    try:
+        said = str(error)
+    except Exception:
+        said = "it can't say what"
+    return printable(f"{type(error).__name__}: {said}")[:TEXT_MAX]
 
 
 def _position(entry_id: str) -> tuple[int, int]:

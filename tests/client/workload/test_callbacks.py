@@ -65,9 +65,24 @@ def test_busy_asks_to_be_asked_again(agent: Agent, model: Model, trouble: Busy) 
     assert agent.ask("3", "suspend").ok
 
 
-@pytest.mark.parametrize("trouble", [RuntimeError("out of luck"), SystemExit(3)])
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even that")
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        RuntimeError("out of luck"),
+        RuntimeError("can't read /data/\udcff.pt"),
+        SpeechlessError(),
+        SystemExit(3),
+        asyncio.CancelledError(),
+        KeyboardInterrupt(),
+    ],
+)
 def test_a_callback_that_fails_is_answered_with_its_words(agent: Agent, model: Model, trouble: BaseException) -> None:
-    """The thread lives on, and the state is what it was."""
+    """The thread lives on, and the state is what it was: whatever it raised, and whatever that says."""
     model.trouble = [trouble]
     answer = agent.ask("1", "suspend")
     assert (answer.ok, answer.busy) == (False, False)

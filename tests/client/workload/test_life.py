@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import timeslice
 from tests.client.workload.conftest import Agent, Model, registered
 from tests.client.world import World
 from tests.conftest import ServerFactory
 from tests.support.jobs import wait_until
 from timeslice.client.identity import this_target
 from timeslice.client.workload import Workload, register_workload
-from timeslice.errors import InvalidNameError, UsageError
+from timeslice.errors import InvalidNameError, RefusedError, UsageError
 from timeslice.locks.scripts import text
 from timeslice.models import ChannelCommand, Residency
 from timeslice.torture.proxy import Proxy
@@ -174,3 +175,34 @@ def test_the_stream_has_a_cap_and_an_end(world: World, agent: Agent) -> None:
     assert world.redis.xlen(agent.stream) < 300
     assert 0 < world.redis.ttl(agent.stream) <= 3600
     assert text(world.redis.type(agent.stream)) == "stream"
+
+
+def test_a_registration_that_is_refused_may_be_made_again(world: World, model: Model, started: list[Workload]) -> None:
+    """Its record was too long: nobody has an object to close, so nothing of it stays, and holds don't tell it."""
+    world.serve("g")
+    many = tuple(f"{number:060}" for number in range(64))
+    with pytest.raises(RefusedError, match="too long"):
+        register_workload("g", on_suspend=model.suspend, on_restore=model.restore, job="a", tags=many, slots=many)
+    with timeslice.hold("g", job="a"):
+        assert [target.channel for target in registered(world)] == [""]
+    started.append(register_workload("g", on_suspend=model.suspend, on_restore=model.restore, job="a", tags=many))
+    assert registered(world) == [started[0].target]
+
+
+def test_to_close_it_while_its_state_is_out_is_told(
+    workload: Workload, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its next grant brings nothing back."""
+    agent.ask("1", "suspend")
+    workload.close()
+    assert [line for line in caplog.messages if "closed while its state is out" in line and "group g" in line]
+
+
+def test_to_close_it_with_its_state_in_place_is_nothing_to_tell(
+    workload: Workload, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also after it was out and back."""
+    agent.ask("1", "suspend")
+    agent.ask("2", "restore")
+    workload.close()
+    assert not [line for line in caplog.messages if "its state is out" in line]
