@@ -122,7 +122,7 @@ async def test_a_workload_that_stays_busy_keeps_its_state(backend: ChannelBacken
     """After the deadline a fault that says so, with the job on the device."""
     workloads.always["p1", "suspend"] = "busy"
     with pytest.raises(BackendError, match="cause: busy") as caught:
-        await backend.suspend(job(), ALL, deadline_s=0.3)
+        await backend.suspend(job(), ALL, deadline_s=1.0)
     assert caught.value.kind is FaultKind.BUSY
     assert (await backend.probe(job())).state is Residency.RESIDENT
 
@@ -187,10 +187,10 @@ async def test_silence_after_an_order_is_poisoned(
     backend: ChannelBackend, workloads: Workloads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it was done is open. Its peer is brought back, and the silent one finds the order to come back next."""
-    monkeypatch.setattr("timeslice.backends.channel.UNDO_S", 0.3)
+    monkeypatch.setattr("timeslice.backends.channel.UNDO_S", 1.0)
     workloads.always["p2", "suspend"] = workloads.always["p2", "restore"] = "lost"
     with pytest.raises(BackendError, match="has not answered suspend") as caught:
-        await backend.suspend(job(target("p1"), target("p2")), ALL, deadline_s=0.3)
+        await backend.suspend(job(target("p1"), target("p2")), ALL, deadline_s=1.0)
     assert caught.value.kind is FaultKind.POISONED
     assert workloads.states["p1"] is Residency.RESIDENT
     silent = [command.action for process, command in workloads.asked if process == "p2"]

@@ -124,7 +124,7 @@ async def test_a_failed_lock_unlocks_those_that_were_locked(stubbed: Stubbed) ->
     text = f'Could not lock on process ID {stubbed.pids[1]}: "device not ready"'
     stubbed.write(f"lock-{stubbed.pids[1]}", text)
     with pytest.raises(BackendError) as caught:
-        await stubbed.backend.prepare(stubbed.job, ALL, deadline_s=1.0)
+        await stubbed.backend.prepare(stubbed.job, ALL, deadline_s=4.0)
     assert caught.value.kind is FaultKind.TRANSIENT
     assert text in str(caught.value)
     assert stubbed.states() == ["running", "running"]
@@ -157,8 +157,11 @@ async def test_an_undo_that_fails_too_is_a_poisoned_fault(stubbed: Stubbed, monk
     assert caught.value.kind is FaultKind.POISONED
 
 
-async def test_a_lock_that_waits_for_its_peer_is_resolved_by_the_undo(stubbed: Stubbed) -> None:
+async def test_a_lock_that_waits_for_its_peer_is_resolved_by_the_undo(
+    stubbed: Stubbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C14: rank 2's lock does not return before rank 1 runs again; the tool is not killed, and at last both run."""
+    monkeypatch.setattr("timeslice.backends.checkpoint_tool.SETTLE_S", DEADLINE_S)  # the stub takes a Python a call
     stubbed.write(f"wait-{stubbed.pids[1]}", str(stubbed.pids[0]))
     with pytest.raises(BackendError, match="must not be killed") as caught:
         await stubbed.backend.prepare(stubbed.job, ALL, deadline_s=1.0)

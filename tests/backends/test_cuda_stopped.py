@@ -83,8 +83,11 @@ async def test_a_stopped_process_that_does_not_tell_its_state_is_moved(cuda: Cud
     assert worker.call("digest") == digest
 
 
-async def test_a_look_leaves_a_stopped_process_alone_that_tells_its_state(cuda: CudaRig) -> None:
+async def test_a_look_leaves_a_stopped_process_alone_that_tells_its_state(
+    cuda: CudaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A probe changes nothing: it does not run in between."""
+    monkeypatch.setattr("timeslice.backends.awake.HEAR_S", DEADLINE_S)  # however slow the tool is today
     worker = cuda.start()
     stop(worker)
     before = switches(worker)

@@ -158,6 +158,7 @@ async def test_a_freeze_that_fails_is_followed_by_the_other_hook(
 
 async def test_a_lock_that_waits_for_its_peer_ends_in_a_rollback(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """C14: rank 2's lock hangs until rank 1 is let go. The step fails in its time, and both run, quiesced no more."""
+    monkeypatch.setattr("timeslice.backends.checkpoint_tool.SETTLE_S", DEADLINE_S)  # the stub takes a Python a call
     ranks.listen()
     backend = ranks.stubbed(monkeypatch)
     (ranks.folder / f"wait-{ranks.pids[1]}").write_text(str(ranks.pids[0]))

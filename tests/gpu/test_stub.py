@@ -9,7 +9,7 @@ import pytest
 
 from tests.backends.conftest import MakeNode, make_node
 from tests.gpu.node import Node, uuid
-from tests.support.jobs import JobProcess
+from tests.support.jobs import JobProcess, wait_until
 
 __all__ = ["make_node"]
 
@@ -60,10 +60,11 @@ def test_a_restore_without_room_spoils_all_later_ones(node: Node, start: Start) 
 def test_two_calls_on_one_process_are_written_down(node: Node, start: Start) -> None:
     """So that a test can tell that there never were any."""
     process = start(MIB)
-    node.set("slow", process.pid)
-    command = [str(node.tool), "--get-state", "--pid", str(process.pid)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL), subprocess.Popen(command, stdout=subprocess.DEVNULL):
-        pass
+    node.set("lock-hangs")
+    with subprocess.Popen([str(node.tool), "--action", "lock", "--pid", str(process.pid)]):
+        wait_until(lambda: "locking" in node.read(process.pid), "the first one is at work")
+        assert tool(node, process, "--get-state") == "running"
+        node.clear("lock-hangs")
     assert node.overlaps() == [f"--get-state {process.pid}"]
 
 

@@ -48,7 +48,7 @@ async def test_a_gateway_that_stays_away_is_a_fault_at_the_deadline(lab: Lab, ki
     server = lab.start(kind, faults=(f"502 {out}",))  # type: ignore[arg-type]
     job = lab.job(server, dialect=kind)
     with pytest.raises(BackendError, match="answered 502: bad gateway") as caught:
-        await lab.backend.suspend(job, ALL, deadline_s=0.5)
+        await lab.backend.suspend(job, ALL, deadline_s=2.0)
     assert caught.value.kind is FaultKind.TRANSIENT
     assert len(server.calls(out)) > 1
     assert await lab.state(job) is Residency.RESIDENT
@@ -87,6 +87,7 @@ async def test_a_server_that_hangs_is_not_taken_for_absent(lab: Lab) -> None:
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert caught.value.kind is FaultKind.TRANSIENT
+    lab.backend = lab.make()
     assert await lab.state(job) is Residency.RESIDENT
 
 

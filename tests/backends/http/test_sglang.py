@@ -117,13 +117,13 @@ async def test_an_unknown_part_wakes_nothing(lab: Lab) -> None:
 
 async def test_nothing_is_released_while_it_works(lab: Lab) -> None:
     """G19: the scheduler would die of its assertion. Busy is said when time is up; afterwards it works."""
-    server = lab.start("sglang", "--token-s", "0.1")
+    server = lab.start("sglang", "--token-s", "0.3")
     job = lab.job(server, dialect="sglang")
     asking = threading.Thread(target=lambda: server.sample("why", 8))
     asking.start()
     wait_until(lambda: server.ask("/stand-in")[1]["running"] == 1, "the request runs")
     with pytest.raises(BackendError, match="stayed busy") as caught:
-        await lab.backend.suspend(job, ALL, deadline_s=0.2)
+        await lab.backend.suspend(job, ALL, deadline_s=0.8)
     assert caught.value.kind is FaultKind.BUSY
     assert server.calls(RELEASE) == []
     await lab.out(job)

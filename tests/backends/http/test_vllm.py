@@ -136,14 +136,14 @@ async def test_what_vllm_can_not_do_is_refused_before_anything_is_sent(
 
 async def test_work_in_flight_is_waited_for(lab: Lab) -> None:
     """G19: as long as a request runs nothing is put to sleep; it is answered whole."""
-    server = lab.start("vllm", "--token-s", "0.1")
+    server = lab.start("vllm", "--token-s", "0.3")
     job = lab.job(server)
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(server.sample("why", 10)))
     asking.start()
     wait_until(lambda: server.ask("/stand-in")[1]["running"] == 1, "the request runs")
     with pytest.raises(BackendError, match="1 requests running") as caught:
-        await lab.backend.prepare(job, ALL, deadline_s=0.2)
+        await lab.backend.prepare(job, ALL, deadline_s=0.8)
     assert caught.value.kind is FaultKind.BUSY
     assert server.calls("/sleep") == []
     await lab.out(job)
@@ -186,7 +186,7 @@ async def test_memory_that_is_still_held_is_no_success(lab: Lab) -> None:
     server = lab.start(faults=("keeps memory=1",))
     job = lab.job(server)
     with pytest.raises(BackendError, match=f"{WEIGHTS + KV_CACHE} of {WEIGHTS + KV_CACHE} bytes") as caught:
-        await lab.backend.suspend(job, ALL, deadline_s=0.5)
+        await lab.backend.suspend(job, ALL, deadline_s=2.0)
     assert caught.value.kind is FaultKind.TRANSIENT
     assert await lab.state(job) is Residency.RESIDENT
     await lab.out(job)
