@@ -157,7 +157,9 @@ def test_slow_clients_keep_nobody_out(port: int) -> None:
 def test_a_client_that_says_nothing_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its place is free again after the time that a request may take."""
     monkeypatch.setattr(web, "CONNECTION_S", 0.2)
-    assert raw(port, b"GET /jobs/a") == b""
+    with socket.create_connection(("127.0.0.1", port), timeout=RAW_S) as connection:
+        connection.sendall(b"GET /jobs/a")
+        assert is_closed(connection)
 
 
 @pytest.mark.parametrize(
