@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +24,17 @@ IN_A_CIRCLE = ("waits", "nudge")
 LEASE_S = 1.0
 HOLDER = """
 import sys
+from pathlib import Path
+from timeslice.locks import cycles
 from timeslice.torture import killpoints
-spec, url, job, first, second = sys.argv[1:]
+spec, gate, url, job, first, second = sys.argv[1:]
+find = cycles.Watch._find
+def find_late(self, mine):  # nothing before the file is there
+    return (yield from find(self, mine)) if Path(gate).exists() else ()
 if spec:
     killpoints.arm(spec)
+else:
+    cycles.Watch._find = find_late
 from timeslice.client import core
 from timeslice.client.sync import Client
 from timeslice.errors import DeadlockError
@@ -51,13 +59,21 @@ def stack() -> Iterator[ExitStack]:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("point", IN_A_CIRCLE)
 def test_killed_in_a_circle_the_others_go_on(
-    stack: ExitStack, server: EmbeddedServer, prefix: str, point: str, when: str, monkeypatch: pytest.MonkeyPatch
+    stack: ExitStack,
+    server: EmbeddedServer,
+    prefix: str,
+    tmp_path: Path,
+    point: str,
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two hold a group each and want the other's. The one that finds the circle is killed when it notes or tells it."""
+    """Two hold a group each and want the other's. The one that finds the circle is killed when it notes or tells it:
+    the other one, which could find it, too, finds nothing before that."""
     monkeypatch.setenv("TIMESLICE_PREFIX", prefix)
+    gate = tmp_path / "gate"
 
     def start(spec: str, job: str, first: str, second: str) -> subprocess.Popen[str]:
-        line = [sys.executable, "-c", HOLDER, spec, server.url, job, first, second]
+        line = [sys.executable, "-c", HOLDER, spec, str(gate), server.url, job, first, second]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         process: subprocess.Popen[str] = stack.enter_context(
             subprocess.Popen(line, text=True, env=dict(os.environ), **pipes)
@@ -74,6 +90,7 @@ def test_killed_in_a_circle_the_others_go_on(
             assert other.poll() is None
         go_on(doomed)
         assert doomed.wait(20) == -signal.SIGKILL
+        gate.touch()
         assert says(other) in {"holds both", "is in a circle"}
         assert other.wait(20) == 0
         with client.hold("a", "b", lock_only=True, lease=LEASE_S, timeout=20.0):

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from tests.killpoints.test_circles import IN_A_CIRCLE
+from tests.killpoints.test_gangs import IN_A_GANG, TOLD
 from tests.killpoints.test_kill_points import AT_ITS_STOP, POINTS
 from tests.killpoints.test_operators import COMMANDS
 from tests.security.sources import VERBS
@@ -34,9 +35,6 @@ with redis.Redis.from_url(url) as client:
 # Verbs without a case of their own, each with the reason.
 WITHOUT = {
     "look": "writes nothing",
-    "join": "of gangs; tests/gang/test_processes.py kills ranks before and after each stage",
-    "point": "of gangs; tests/gang/test_verbs.py sends it twice",
-    "phase": "only news; tests/phases/test_faults.py loses its answer and sends it twice",
     "alone/clock": "writes nothing",
     "forget": "one call of an operator's command, like drain; tests/locks/test_operator_nodes.py sends it twice",
     "revoke": "one call of an operator's command, like drain and pause",
@@ -81,5 +79,5 @@ def test_a_point_that_can_not_be_is_refused(spec: str) -> None:
 def test_every_verb_has_its_cases() -> None:
     """A new script shows up here: it is killed at in a test, or stands above with the reason."""
     killed = {point for points in POINTS.values() for point in points} | {point for _, point in AT_ITS_STOP}
-    killed |= {*COMMANDS, *IN_A_CIRCLE}
+    killed |= {*COMMANDS, *IN_A_CIRCLE, *IN_A_GANG, TOLD}
     assert set(VERBS) - killed == set(WITHOUT)
