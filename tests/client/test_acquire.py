@@ -16,6 +16,7 @@ from timeslice.errors import (
     GroupModeError,
     InvalidNameError,
     RedisUnreachableError,
+    RefusedError,
     UnknownGroupError,
     UsageError,
 )
@@ -73,6 +74,16 @@ def test_a_wait_limit_withdraws_the_request(face: Face, world: World) -> None:
     got(face.acquire(face.client(job="a"), "g", lock_only=True))
     with pytest.raises(AcquireTimeoutError, match=r"group g: job b .* job a holds it"):
         got(face.acquire(face.client(job="b"), "g", lock_only=True, timeout=0.2))
+    assert world.queue() == []
+    assert world.holder() == "a"
+
+
+def test_nobody_new_joins_a_full_queue(face: Face, world: World) -> None:
+    """Ten thousand wait: the next is told so at once, with what to do, and nothing of it is left in the queue."""
+    got(face.acquire(face.client(job="a"), "g", lock_only=True))
+    world.redis.zadd(world.group().alive, dict.fromkeys(map(str, range(10_000)), world.view().now_ms + 600_000))
+    with pytest.raises(RefusedError, match=r"group g: 10000 requests wait already.* timeslice queue g"):
+        got(face.acquire(face.client(job="b"), "g", lock_only=True))
     assert world.queue() == []
     assert world.holder() == "a"
 

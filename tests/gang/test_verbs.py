@@ -6,6 +6,8 @@ import pytest
 import redis
 
 from tests.gang.lab import NOTHING, GangLab
+from tests.locks.test_long_queues import MOST, crowd
+from timeslice.errors import RefusedError
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Ended, Granted, Lost, NotHolder, Queued, Renewed, Yielded
 
@@ -313,3 +315,17 @@ def test_an_operator_cancels_revokes_and_yields_a_gang(lab: GangLab) -> None:
     assert isinstance(lab.release(again[0].gang, None), Yielded)
     assert lab.holder == ""
     assert lab.leftovers() == NOTHING
+
+
+def test_a_rank_that_comes_new_to_a_full_queue_is_refused(lab: GangLab) -> None:
+    """Whether it would begin a round or end one; those who had come wait on, and it may come again."""
+    first = lab.rank(0, 2)
+    first.ask()
+    names = crowd(lab, MOST)
+    for rank in (lab.rank(1, 2), lab.rank(0, 2, "c")):
+        with pytest.raises(RefusedError, match="10000 requests wait already"):
+            rank.ask()
+    assert [len(gang.parties) for gang in lab.view.forming] == [1]
+    assert isinstance(first.ask(), Queued)
+    lab.redis.zrem(lab.group.alive, *names)
+    assert isinstance(lab.rank(1, 2).ask(), Granted)

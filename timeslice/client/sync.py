@@ -51,7 +51,8 @@ class Client(BaseClient[Lease, SyncDriver]):
 
         Raises AcquireTimeoutError after ``timeout`` (0: at once), UnknownGroupError, GroupModeError, DeadlockError (it
         would wait in a circle for what this thread holds), CancelledByOperatorError, GangEndedError (another rank of
-        the gang gave up or died), RedisUnreachableError. Each call is a waiter of its own; ``hold`` may be nested.
+        the gang gave up or died), RefusedError (10,000 requests wait there already), RedisUnreachableError. Each call
+        is a waiter of its own; ``hold`` may be nested.
         ``gang``, ``rank``, ``world_size``, ``mode``, ``tags``, ``slot``: as of ``timeslice.hold``.
         """
         terms = Terms(

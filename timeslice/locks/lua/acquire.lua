@@ -4,7 +4,7 @@ ARGV  1 floor  2 waiter  3 job  4 host  5 pid  6 start  7 priority  8 label  9 l
       11 'lock' to declare the group lock-only, else ''  12 score of an earlier entry, or ''
 Reply granted token how swap_ms counter mode registered deadline_ms needs_weights
       queued position score phase reason holder holder_ms counter mode registered
-      ended | mode <mode of the group>
+      ended | mode <mode of the group> | full most (so many wait already)
 Events LeaseGranted, WaiterQueued, and what advance and reap emit
 --]]
 -- @include group waiters gangs residency lease advance asking
@@ -30,6 +30,9 @@ if S.lease_id == waiter and S.deadline_ms >= now then
   set('deadline_ms', now + S.lease_ms)
 else
   reap()
+  if is_too_many(waiter, place) then
+    return turn_away()
+  end
   ask(waiter, {
     job = job, host = host, pid = pid, start = start, priority = priority, label = label, lease_ms = lease_ms,
     ttl_ms = ttl_ms, enqueued_at_ms = digits(now), fresh = true,

@@ -6,7 +6,7 @@ ARGV  1 floor  2 id of this rank  3 gang, or '' while it is not known  4 name of
       15 'lock' to declare the group lock-only, else ''  16 score of an earlier entry of the gang, or ''
 Reply granted token how swap_ms counter mode registered deadline_ms needs_weights gang unconfirmed
       queued position score phase reason holder holder_ms counter mode registered gang   (no score: the gang forms)
-      ended by why | mode <mode of the group>
+      ended by why | mode <mode of the group> | full most (so many wait already)
 Events LeaseGranted, WaiterQueued, GangForming, and what advance and reap emit
 --]]
 -- @include group waiters gangs residency lease advance asking
@@ -86,6 +86,9 @@ if gang == '' or (S.lease_id ~= gang and redis.call('HEXISTS', waiters_key, gang
   gang = redis.call('HGET', waiters_key, forming) or (gang == '' and 'gang-' .. id or gang) -- a new round, or a lost one
 end
 local party = party_get(gang, rank)
+if not party and S.lease_id ~= gang and is_too_many(gang .. '/' .. rank, place) then
+  return turn_away()
+end
 local waits = ''
 if S.lease_id == gang then
   if not party or party.id ~= id then -- it comes back after data loss

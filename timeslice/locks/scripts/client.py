@@ -121,6 +121,13 @@ def parse_asked(group: GroupKeys, job: str, reply: list[Any]) -> Granted | Queue
             group=group.name,
             job=job,
         )
+    if kind == "full":
+        raise RefusedError(
+            f"group {group.name}: {text(reply[1])} requests wait already, as many as may, so that of job {job} is not "
+            f"queued. See who they are: timeslice queue {group.name}; ask again when some have gone.",
+            group=group.name,
+            job=job,
+        )
     return Ended(*map(text, reply[1:]))
 
 

@@ -10,6 +10,18 @@ local function old_place(score)
   return place
 end
 
+-- Who comes new to so many that wait already is turned away. `id` is a waiter's, or that of a rank as it stands in alive.
+-- One that comes back to its place, or is looked for there, is not new. The dead were reaped before, some at each call.
+local function is_too_many(id, place)
+  return redis.call('ZCARD', alive_key) >= WAITERS_MAX and not place and not redis.call('ZSCORE', alive_key, id)
+end
+
+local function turn_away()
+  advance()
+  save()
+  return { 'full', digits(WAITERS_MAX) }
+end
+
 -- `record` is what is asked for; `place` puts it back where it was.
 local function ask(waiter, record, place)
   local verdict, how

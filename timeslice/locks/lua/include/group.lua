@@ -21,6 +21,7 @@ local UNDECLARED_KEEP_S = 600
 local AHEAD_MS = 366 * 86400000 -- of the clock, which may have been wrong when a number was drawn
 local FIELD_MAX, RECORD_MAX, BODY_MAX = 256, 8192, 262144 -- bytes of a field or name, of a text or record, of a plan
 local TARGETS_MAX = 10000 -- registrations
+local WAITERS_MAX = 10000 -- that are alive, each rank of a gang counted
 local WORLD_MAX = 1024 -- ranks of a gang: what a call can look through without keeping everybody waiting
 local EVENTS_KEPT, INBOX_KEPT, ENDED_KEPT = 2000, 64, 10000
 
