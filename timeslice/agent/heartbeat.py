@@ -54,7 +54,7 @@ class Heartbeat:
             try:
                 settled = await self._beat()
                 trouble = ""
-            except TimeSliceError as error:
+            except (TimeSliceError, OSError) as error:  # such as no descriptor left to look into /proc
                 settled = not isinstance(error, RedisUnreachableError)
                 if str(error) != trouble:
                     log.warning("group %s: the heartbeat failed, trying on: %s", self._scope.name, error)

@@ -56,7 +56,7 @@ class NodeRecord:
                 await asyncio.shield(self._beating)
             except RefusedError:
                 raise
-            except TimeSliceError as error:
+            except (TimeSliceError, OSError) as error:  # such as no descriptor left to read the kernel's figures
                 log.warning("node %s: its record could not be written, trying on: %s", self._node, error)
             await asyncio.sleep(self._ttl_ms / 3000)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Mapping
@@ -37,11 +38,11 @@ class ProcessStatus:
 
 
 def look_at(pid: int) -> ProcessStatus | None:
-    """The process's status, or None when there is none of that number."""
+    """The process's status, or None when there is none of that number, or it is hidden from us."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # hidden: /proc mounted with hidepid=2, or with 1
         return None
     fields = stat[stat.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
     told = {name: rest.split() for name, _, rest in (line.partition(":") for line in status.splitlines())}
@@ -150,16 +151,33 @@ def pid_namespace() -> str:
 def open_process(pid: int, start: int) -> int | None:
     """A pidfd of exactly this process, or None when it has ended. OSError: the number of a mere thread, or no
     descriptor is left."""
+    found = open_and_look(pid, start)
+    return found and found[0]
+
+
+def open_and_look(pid: int, start: int) -> tuple[int, ProcessStatus] | None:
+    """The same, and what it is."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    # Compared after the descriptor is open: from here on it can't point to a later process of that number.
-    found = look_at(pid)
+    try:
+        # Compared after the descriptor is open: from here on it can't point to a later process of that number.
+        found = look_at(pid)
+    except OSError:
+        os.close(fd)
+        raise
     if found is None or found.start != start or has_exited(fd):
         os.close(fd)
         return None
-    return fd
+    return fd, found
+
+
+def unwatchable(error: OSError) -> str:
+    """Why a process can't be watched, and what to do."""
+    full = error.errno in {errno.EMFILE, errno.ENFILE}
+    remedy = "let the agent open more files (ulimit -n)" if full else "the number of a thread is no process's"
+    return f"it can't be watched ({error.strerror}); {remedy}"
 
 
 def has_exited(pidfd: int) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from timeslice.web import EVERYWHERE, Web
 
 log = logging.getLogger("timeslice.agent")
 
+FILES = 1 << 16  # descriptors; often only 1024 may be had unless one asks
 STOP_GRACE_S = 30.0  # an order in progress may end; a checkpoint that is cut off loses the process
 
 
@@ -114,6 +116,7 @@ class _Agent:
     async def start(self, stack: AsyncExitStack) -> None:
         """Everything up to the point where orders can be taken: locks, devices, probes, the first heartbeats."""
         options = self._options
+        _allow_files()
         self._assigned = await assign(options.devices, options.groups, options.emulate)
         stack.push_async_callback(self._driver.close)
         stack.callback(os.close, claim_folder(options.state_dir))
@@ -201,6 +204,14 @@ class _Agent:
         )
         scope.registry.load()
         return scope
+
+
+def _allow_files() -> None:
+    """A descriptor for each process that may be watched, as far as this user may have them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listed(context: Context) -> str:

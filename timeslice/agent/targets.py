@@ -165,12 +165,12 @@ class TargetRegistry:
         if problem := self._out_of_reach(target):
             return problem
         try:
-            pidfd = procfs.open_process(pid, start)
+            opened = procfs.open_and_look(pid, start)
         except OSError as error:
-            return f"it can't be watched ({error.strerror})"
-        status = procfs.look_at(pid)
-        if pidfd is None or status is None:
+            return procfs.unwatchable(error)
+        if opened is None:
             return None  # it has ended, and nobody has heard of it yet
+        pidfd, status = opened
         if (status.uid, status.one_user) != (uid, True):
             os.close(pidfd)
             return f"it does not run as user id {uid} any more"
@@ -291,20 +291,21 @@ class TargetRegistry:
         evidence = seen.get((target.pid, target.start))
         if problem := self._out_of_reach(target) or (evidence and evidence.refusal(self._group, target)):
             return problem
+        pidfd = evidence = problem = None
         try:
             pidfd = procfs.open_process(target.pid, target.start)
-        except OSError as error:
-            return f"it can't be watched ({error.strerror}); the number of a thread is no process's"
-        try:
             # Its number means this process now, or it has ended and nobody.
             evidence = examine(target.pid, target.start) if pidfd is not None else None
         except ProcessLookupError:
-            evidence = None
+            pass
+        except OSError as error:
+            problem = procfs.unwatchable(error)
         if pidfd is None or evidence is None:
             if pidfd is not None:
                 os.close(pidfd)
-            self._note_end(told, target.pid)
-            return None
+            if not problem:
+                self._note_end(told, target.pid)
+            return problem
         seen[target.pid, target.start] = evidence
         if problem := evidence.refusal(self._group, target):
             os.close(pidfd)
