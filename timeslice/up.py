@@ -31,7 +31,7 @@ from timeslice.settings import default_node, publish_url, runtime_dir, withdraw_
 
 logger = logging.getLogger("timeslice.up")
 
-READY_S = 20.0  # for coordinator and agent to come up
+READY_S = 60.0  # for coordinator and agent to come up; the agent looks at all processes of the machine first
 GRACE_S = 35.0  # for each of them to end; the agent lets a move of state arrive
 _LOCK_S = 3.0  # a server whose `up` was killed is stopped by its guard within this time
 
@@ -47,6 +47,7 @@ class Worker:
         self.failure: BaseException | None = None
         self._main = main
         self._stop = asyncio.Event()
+        self._asked = False  # to stop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -57,6 +58,8 @@ class Worker:
         try:
             with asyncio.Runner() as runner:
                 self._loop = runner.get_loop()
+                if self._asked:  # before there was a loop to tell
+                    self._stop.set()
                 runner.run(self._main(self.ready.set, self._stop))
         except BaseException as error:
             self.failure = error
@@ -68,6 +71,7 @@ class Worker:
 
     def stop(self) -> None:
         """Ask it to end and wait for it, at most GRACE_S seconds."""
+        self._asked = True
         if self._loop is not None and self.running:
             with contextlib.suppress(RuntimeError):  # its loop closed in this moment: it has ended
                 self._loop.call_soon_threadsafe(self._stop.set)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.coordinator.scripted import DEADLINE_S, World
+from tests.coordinator.scripted import DEADLINE_S, World, eventually
 from timeslice.coordinator.group import GroupActor
 from timeslice.coordinator.service import Coordinator, CoordinatorOptions, run_coordinator
 from timeslice.errors import RefusedError
@@ -74,6 +74,37 @@ async def test_a_group_in_the_middle_of_a_swap_is_not_handed_over(worlds: list[W
     gate.set()
     await waiting
     await coordinator.close()
+
+
+async def test_a_group_that_ends_while_its_coordinator_signs_off_keeps_no_other(
+    worlds: list[World], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One group is deleted, and its actor ends, just when the first one is let go: all others are let go as well, and
+    the coordinator is off the list."""
+    coordinator = Coordinator(options(worlds[0], "one", lease_ms=LEASE_MS))
+    await coordinator.sign_on()
+    await coordinator.scan()
+    for world in worlds:
+        await world.until(lambda view: view.state.get("owner") == "one", "owned")
+    release = GroupActor.release
+
+    async def ended() -> bool:
+        return "g1" not in coordinator.owned
+
+    async def meanwhile(actor: GroupActor, **more: Any) -> bool:
+        if actor.name == "g0":
+            await worlds[1].agents["n1"].stop()
+            await worlds[1].run(scripts.leave(worlds[1].group, "n1"))
+            await worlds[1].run(scripts.delete(worlds[1].group))
+            await eventually(ended, "the actor of g1 has ended")
+        return await release(actor, **more)
+
+    monkeypatch.setattr(GroupActor, "release", meanwhile)
+    await coordinator.close()
+    assert "could not sign off" not in caplog.text
+    assert await worlds[0].driver.client.zcard(worlds[0].keys.coordinators) == 0
+    for world in (worlds[0], *worlds[2:]):
+        assert (await world.view()).state["owner"] == ""
 
 
 async def test_a_second_coordinator_of_one_name_is_refused(world: World) -> None:

@@ -242,6 +242,8 @@ class Coordinator:
 
     async def _hand_over(self, name: str) -> None:
         """Let a group go to another coordinator, unless a swap began since its actor last looked."""
+        if name not in self._actors:  # it has ended by itself meanwhile
+            return
         actor, _ = self._actors[name]
         await self._stop(name, disown=False)
         if await actor.release(idle_only=True):
@@ -250,6 +252,8 @@ class Coordinator:
             self._start(name)
 
     async def _stop(self, name: str, *, disown: bool) -> None:
+        if name not in self._actors:  # it has ended by itself meanwhile, and has nothing to let go
+            return
         actor, task = self._actors.pop(name)
         task.cancel()
         await asyncio.wait([task])
