@@ -43,7 +43,7 @@ class Duel:
         stack.callback(self._driver.close)
         self._read: dict[Path, tuple[int, list[Line]]] = {}
         self._faults = 0
-        self._lock_group = ""
+        self._lock_group, self._hasty = "", False
         settings = CONFIG.stored()
         for name, mode in ((GROUP, "served"), (LOCK_GROUP, "lock")):
             self._driver.run(scripts.configure(Keys().group(name), settings, mode=mode))
@@ -69,15 +69,16 @@ class Duel:
         harm: Literal["lie", "slow", ""] = "",
         newcomer: bool = False,
         lock_group: str = "",
+        hasty: bool = False,
         later: Literal["swap", "stop", ""] = "",
     ) -> None:
         """Have a new process of that name kill itself there, and wait until it has, and the keeper replaced it.
 
         ``harm``: of the backend meanwhile. ``newcomer``: a process of a job comes new after it. ``lock_group``: a job
-        uses it, too. ``later``: not the first time that it comes there, but in the middle of a swap after both jobs
-        had their turns, or when it is told to stop.
+        uses it, too. ``hasty``: a job gives up at once, at every second try. ``later``: not the first time that it
+        comes there, but in the middle of a swap after both jobs had their turns, or when it is told to stop.
         """
-        self._lock_group = lock_group
+        self._lock_group, self._hasty = lock_group, hasty
         gate = self._work / "gate"
         gate.unlink(missing_ok=True)
         self._replace(who, f"{who}:{point}:{when}:1" + (f":{gate}" if later else ""))
@@ -97,7 +98,7 @@ class Duel:
                 doomed.terminate()
             self.until(lambda: doomed.poll() is not None, f"{who} comes to {point}")
         assert doomed.returncode == -9, f"{who} ended with {doomed.returncode} before it came to {point}"
-        self._lock_group = ""
+        self._lock_group, self._hasty = "", False
         self.until(lambda: child.process is not None and child.process is not doomed, f"{who} is there again")
 
     @contextmanager
@@ -231,6 +232,7 @@ class Duel:
                 "until": time.monotonic() + 3600,
                 "pace": 0.1,
                 "waiter_ttl_s": WAITER_TTL_S,
+                **({"timeouts": (0.0, None)} if self._hasty else {}),
             }
 
         return spec

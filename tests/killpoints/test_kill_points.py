@@ -72,6 +72,7 @@ def test_killed_at_a_point_the_system_goes_on(duel: Duel, role: str, point: str,
         harm="lie" if point in LIES else "",
         newcomer=point == "disk targets",
         lock_group=LOCK_GROUP if point == "sadd groups" else "",
+        hasty=point == "cancel",
     )
     duel.both_take_turns()
     assert duel.report().violations == []

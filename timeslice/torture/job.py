@@ -51,6 +51,7 @@ class Spec(BaseModel):
     until: float
     pace: float = 1.0  # of its bodies and pauses; below 1 it is quicker
     waiter_ttl_s: float = core.WAITER_TTL_MS / 1000  # of a waiter that gives no sign of life
+    timeouts: tuple[float | None, ...] = (None, None, None, 0.0, 1.0, 6.0)  # of its tries
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Job:
     def _try(self, groups: Any, *, inner: str = "", patience: float | None = None) -> Steps:
         """Ask, and if granted work inside. ``inner``: a group to take inside as well."""
         spec, groups = self._spec, tuple(groups)
-        timeout = patience if patience is not None else self._random.choice((None, None, None, 0.0, 1.0, 6.0))
+        timeout = patience if patience is not None else self._random.choice(self._spec.timeouts)
         requests = {group: self._request() for group in groups}
         lock_only = groups == (spec.lock_group,)
         hold = self._client.hold(
