@@ -180,8 +180,8 @@ class Workload(Registration):
         self._start(url, f"timeslice-workload-{group}")
 
     def close(self) -> None:
-        """End the registration; a command under way is finished first. What is out then stays out, and no agent brings
-        it back: do so in your next hold. Does nothing in a forked child."""
+        """End the registration; a command under way is finished first, if that takes seconds and not minutes. What is
+        out then stays out, and no agent brings it back: do so in your next hold. Does nothing in a forked child."""
         if not self._is_open():
             return
         self._closed.set()
@@ -195,6 +195,10 @@ class Workload(Registration):
             log.warning("%s closed unseen: %s", self._what, error)
         if self._thread and threading.current_thread() is not self._thread:
             self._thread.join(REFRESH_S + CLOSE_S)
+            if self._thread.is_alive():
+                log.warning(
+                    "%s closed while a callback is still at work: wait for it before you use the state", self._what
+                )
         if self._state.is_out:
             log.warning("%s closed while its state is out: no agent will bring it back, so do it yourself", self._what)
         self._driver.close()

@@ -73,6 +73,21 @@ def test_close_lets_a_callback_finish(workload: Workload, agent: Agent, model: M
     assert agent.answers("1")[0].ok
 
 
+def test_to_close_it_does_not_wait_for_ever_for_a_callback(
+    quick: None, workload: Workload, agent: Agent, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that takes minutes, or hangs: it is told, and the callback goes on."""
+    model.gate.clear()
+    agent.send("1", "suspend")
+    wait_until(lambda: bool(model.threads), "the callback runs")
+    workload.close()
+    assert [line for line in caplog.messages if "a callback is still at work" in line and "group g" in line]
+    model.gate.set()
+    assert agent.answer("1").ok
+    assert workload._thread
+    workload._thread.join(20)
+
+
 def test_a_server_that_lost_everything_is_told_again(
     quick: None, world: World, agent: Agent, workload: Workload
 ) -> None:
