@@ -84,6 +84,40 @@ async def test_a_holder_on_the_cpu_is_complained_of_until_it_comes_to_the_device
         assert caplog.text.count("is it running on the CPU?") == 1
 
 
+async def test_who_is_there_and_nobodys_is_named(rig: Rig, starts: Starts, clean_environment: Path) -> None:
+    """The driver holds, and its worker shows no job: it may well be on the device, but nobody knows it and nobody could
+    move it. The complaint names it, and what to start it with."""
+    async with _agent(rig, clean_environment):
+        driver, worker = starts(SHOWS="g/a"), starts()
+        worker.do("load")
+        await _holds(rig, "a", driver.pid)
+        told = await _complained(rig)
+        assert f"If process {worker.pid} there is, let it register" in told
+        assert "TIMESLICE_JOB=a and TIMESLICE_GROUPS=g" in told
+        worker.process.kill()
+        worker.process.wait()
+
+        async def alone() -> bool:
+            return "TIMESLICE_JOB" not in await _complained(rig)
+
+        await until(alone, "nobody is there any more")
+
+
+async def test_numbers_of_another_pid_namespace_accuse_nobody(rig: Rig) -> None:
+    """G27: the driver counts as the host does and the agent is in a container: whose such a number is nobody can tell.
+    Once it is gone, the holder is complained of."""
+    async with rig.agent(ttl_s=0.9, idle_after_s=AFTER_S):
+        process = await rig.job("a")
+        ghost = rig.spawn()
+        rig.fake.load("ghost", 100)
+        rig.fake.write("ghost", {**rig.fake.read("ghost"), "pid": ghost.pid, "as": (1 << 22) + 1})
+        await _holds(rig, "a", process.pid)
+        await _overdue(rig)
+        assert await _complaints(rig) == []
+        rig.fake.write("ghost", {})
+        await _complained(rig)
+
+
 async def test_the_complaint_ends_with_the_hold(rig: Rig, starts: Starts, clean_environment: Path) -> None:
     """Nobody holds, nobody is complained of; the next hold is judged anew."""
     async with _agent(rig, clean_environment):

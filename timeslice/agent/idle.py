@@ -6,8 +6,10 @@ Usually a library path changed, and the framework fell back to the CPU without a
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from timeslice import metrics
+from timeslice.agent import procfs
 from timeslice.agent.calling import Deadline
 from timeslice.agent.group import Scope
 from timeslice.agent.presence import MEASURE_S
@@ -17,6 +19,7 @@ from timeslice.locks.view import GroupView
 log = logging.getLogger("timeslice.agent")
 
 AFTER_S = 60.0
+_NAMED = 8  # processes that are told
 
 
 class IdleHolders:
@@ -45,15 +48,19 @@ class IdleHolders:
             return ""
         if held_s < self._after_s:
             return ""
-        there = await self._is_there(view.holder)
+        there = await self._there()
         if there is None:
             return ""
-        if there:
+        registry = self._scope.registry
+        if any({target.pid, registry.number_told(target)} & there for target in registry.alive(view.holder)):
             self._fine = token
             return ""
+        strangers = there - registry.pids()
+        if not all(map(procfs.look_at, strangers)):  # counted as in another pid namespace: it may be the holder's
+            return ""
         told = (
-            f"holder of {view.name} (job {view.holder}) has no process on the device for {held_s:.0f} s: "
-            "is it running on the CPU?"
+            f"holder of {view.name} (job {view.holder}) has no process on the device for {held_s:.0f} s"
+            f"{_whose(view, strangers)}: is it running on the CPU?"
         )
         if self._said != token:
             log.warning("group %s: %s", self._scope.name, told)
@@ -70,15 +77,23 @@ class IdleHolders:
         seen = [(each.device_bytes, each.host_bytes) for each in view.members if each.job == view.holder]
         return any(map(any, [*seen, (last.device_bytes, last.host_bytes) if last else ()]))
 
-    async def _is_there(self, job: str) -> bool | None:
-        """Whether one of its processes has something on the group's devices; None where nobody can tell."""
+    async def _there(self) -> set[int] | None:
+        """Numbers of the processes that have something on the group's devices; None where nobody can tell."""
         scope = self._scope
         try:
             devices = await scope.caller.look("measuring devices", scope.backends.measure, Deadline(MEASURE_S))
         except BackendError as error:
             log.info("group %s: who is on its devices can't be told: %s", scope.name, error)
             return None
-        if not devices:
-            return None
-        numbers = {pid for device in devices for pid, _ in device.holders}
-        return any({target.pid, scope.registry.number_told(target)} & numbers for target in scope.registry.alive(job))
+        return {pid for device in devices for pid, _ in device.holders} if devices else None
+
+
+def _whose(view: GroupView, strangers: Collection[int]) -> str:
+    """What to do if those who are there are the holder's, and nobody knows it; '' if nobody else is there."""
+    if not strangers:
+        return ""
+    numbers = ", ".join(map(str, sorted(strangers)[:_NAMED]))
+    return (
+        f" that is known to be its own. If process {numbers} there is, let it register, or start it with "
+        f"TIMESLICE_JOB={view.holder} and TIMESLICE_GROUPS={view.name}, for nobody can move it now. Else"
+    )
