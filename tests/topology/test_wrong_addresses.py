@@ -17,7 +17,7 @@ from tests.topology.conftest import FleetFactory
 from timeslice.addresses import Address, parse_url
 from timeslice.cli.session import Session
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
-from timeslice.locks import scripts
+from timeslice.locks import faults, scripts
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.suitable import verify, verify_async
 from timeslice.torture.fleet_base import free_port
@@ -85,9 +85,14 @@ STRANGERS = {
 @pytest.mark.parametrize("what", STRANGERS)
 @pytest.mark.parametrize("form", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/m"])
 def test_what_is_no_redis_is_said_to_be_none(
-    face: MakeFace, what: str, form: str, stranger: Callable[[bytes, bool], int]
+    face: MakeFace,
+    what: str,
+    form: str,
+    stranger: Callable[[bytes, bool], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Behind each kind of URL, whether the client reads what it says or only sees that it hangs up."""
+    monkeypatch.setattr(faults, "_PROBE_S", 1.5)  # a thread of this process answers, which may be busy
     url = form.format(f"127.0.0.1:{stranger(*STRANGERS[what])}")
     said = refusal(face, url, deadline_s=1.0)
     assert "speaks no Redis" in said
