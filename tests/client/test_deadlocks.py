@@ -156,6 +156,22 @@ def test_nested_holds_against_the_order(face: Face, world: World) -> None:
     assert noted == [""]
 
 
+def test_settings_that_can_not_be_read_end_no_wait(face: Face, world: World) -> None:
+    """Whoever holds another group meanwhile can't be told of circles there; and the order is the one by name."""
+    client, other = face.client(job="a"), face.client(job="b")
+    rival = got(face.acquire(other, "samplers", lock_only=True))
+    world.redis.hset(world.group("samplers").config, "order", "first")
+    waits = [
+        face.nested(client, "trainers", "samplers", body=lambda _: None),
+        face.hold(client, "samplers", "critics", lock_only=True, body=lambda _: None),
+    ]
+    wait_until(lambda: world.redis.zcard(world.group("samplers").queue) == 2, "both wait")
+    assert world.holder("critics") == "a"
+    face.give_up(rival)
+    for wait in waits:
+        got(wait)
+
+
 def test_threads_and_tasks_in_crossing_order(face: Face, world: World) -> None:
     """Two contexts of one process are told apart; the one in order gets in when the other has let go."""
     client = face.client(job="a")

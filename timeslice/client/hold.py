@@ -17,6 +17,7 @@ from timeslice.client.steps import Steps, run, run_async
 from timeslice.client.terms import Terms, check_timeout
 from timeslice.errors import UsageError
 from timeslice.locks.cycles import place
+from timeslice.locks.scripts import number, text
 from timeslice.names import check_name
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -197,6 +198,5 @@ def _release_all(holdings: Sequence[Holding]) -> Steps[None]:
 
 def in_order(groups: Sequence[str], configured: Sequence[Any]) -> tuple[str, ...]:
     """The order in which everybody takes these groups: config, then trainers before samplers, then name."""
-
-    pairs = sorted(zip(groups, configured, strict=True), key=lambda pair: place(pair[0], int(pair[1] or 0)))
+    pairs = sorted(zip(groups, configured, strict=True), key=lambda pair: place(pair[0], number(text(pair[1] or ""))))
     return tuple(group for group, _ in pairs)

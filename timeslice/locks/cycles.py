@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from timeslice.errors import DeadlockError, InvalidNameError, RedisUnreachableError, ServerUnsuitableError
+from timeslice.errors import DeadlockError, InvalidNameError, RedisUnreachableError, ServerUnsuitableError, UsageError
 from timeslice.locks import scripts
 from timeslice.locks.keys import GroupKeys, Keys
 from timeslice.locks.scripts import Call
@@ -77,8 +77,8 @@ class Watch:
             if first.waiter == self.waiter:
                 return _error(circle)
             yield _brief(scripts.nudge(self._keys(first.group), first.waiter))
-        except (RedisUnreachableError, ServerUnsuitableError):  # also: a group that is not for us to look at
-            pass
+        except (RedisUnreachableError, ServerUnsuitableError, UsageError):
+            pass  # also: a group that is not for us to look at, or whose settings can't be read
         return None
 
     def clear(self) -> Generator[Call[Any], Any, None]:
