@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from tests.backends.conftest import ALL, DEADLINE_S, MIB, MakeRig, Rig, Worker
 from tests.support.jobs import process_state, wait_until
 from timeslice.arena.process import start_time_of
 from timeslice.backends.base import Context
-from timeslice.backends.pageout import free_swap_bytes, resident_bytes
+from timeslice.backends.pageout import _private_ranges, free_swap_bytes, resident_bytes
 from timeslice.backends.process import ProcessBackend
 from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency
@@ -135,3 +137,16 @@ async def test_a_folder_that_can_not_be_written_stops_nobody(rig: Rig) -> None:
     assert caught.value.kind is FaultKind.TRANSIENT
     assert first.answers()
     assert second.answers()
+
+
+def test_a_file_of_any_name_may_be_mapped(tmp_path: Path) -> None:
+    """Names need be no text. Of a process that has ended it is said that it is gone, and not that a file is missing."""
+    path = os.fsencode(tmp_path) + b"/\xd0"
+    with open(path, "w+b") as file:  # noqa: PTH123 - a path of bytes
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE):
+            assert _private_ranges(os.getpid())
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with pytest.raises(ProcessLookupError, match=f"process {ended.pid} is gone"):
+        _private_ranges(ended.pid)

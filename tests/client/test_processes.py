@@ -9,6 +9,8 @@ import pytest
 import timeslice
 from tests.client.world import World
 from tests.support.jobs import wait_until
+from timeslice.arena.process import start_time_of
+from timeslice.models import Target
 
 
 def test_a_killed_holder_is_replaced_within_its_lease(world: World) -> None:
@@ -140,3 +142,17 @@ def test_two_processes_of_one_job_are_never_both_inside(world: World) -> None:
     assert int(second.line().split()[1]) > token
     second.tell()
     wait_until(lambda: not world.holder(), "the group is free")
+
+
+def test_a_process_whose_name_is_cut_within_a_character_holds_like_any(world: World) -> None:
+    """As the kernel cuts that of a script with a long name in any script but the Latin one: after fifteen bytes."""
+    world.serve("g")
+    job = world.job("""
+        import ctypes
+        ctypes.CDLL(None).prctl(15, "обучение_модели".encode(), 0, 0, 0)
+        with timeslice.hold("g"):
+            say(open("/proc/self/comm", "rb").read())
+    """)
+    assert job.line() == repr("обучение_модели".encode()[:15] + b"\n")
+    (record,) = world.view().targets.values()
+    assert Target.model_validate_json(record).start == start_time_of(job.pid)

@@ -20,7 +20,7 @@ async def complaints(tool: CudaTool, nvml: Nvml, uuids: Sequence[str], proc: Pat
     if os.geteuid() != 0:
         found.append("not root: the driver lets only root checkpoint other processes; run the agent as root")
     try:
-        (proc / "1" / "stat").read_text()
+        (proc / "1" / "stat").read_bytes()
     except OSError:
         found.append(
             "/proc hides other users' processes (hidepid); run the agent as root in the host's PID namespace, or mount "

@@ -24,7 +24,7 @@ def listing(nvml: Nvml) -> Listing:
 def status(pid: int, name: str, proc: Path = Path("/proc")) -> list[str]:
     """A line of /proc/PID/status, in words; empty when the process is gone."""
     try:
-        lines = (proc / str(pid) / "status").read_text().splitlines()
+        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
         return []
     return next((line.split()[1:] for line in lines if line.startswith(f"{name}:")), [])

@@ -51,7 +51,11 @@ def page_out(pid: int) -> None:
 
 def _private_ranges(pid: int) -> list[tuple[int, int]]:
     found = []
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"process {pid} is gone") from error
+    for line in lines:
         addresses, permissions, _, _, inode = line.split(maxsplit=5)[:5]
         if permissions[:2] == "rw" and permissions[3] == "p" and inode == "0":
             start, end = (int(text, 16) for text in addresses.split("-"))

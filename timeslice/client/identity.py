@@ -45,7 +45,7 @@ def new_waiter_id() -> str:
 def process_start(pid: int) -> int:
     """When the process started, in clock ticks since boot; 0 where the system has no /proc."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # names are cut within a character
     except OSError:
         return 0
     return int(stat.rpartition(")")[2].split()[19])  # field 22; the name in brackets may hold anything
