@@ -119,7 +119,7 @@ async def test_real_bytes_come_in_while_others_leave(rig: Rig, clean_environment
         await rig.order(rig.command(swap, "prepare", "b", into="a"))
         await rig.step("prepare", "commit")
         faults = Path(device.path) / FAULTS_FILE
-        faults.write_text("checkpoint:hang=2")
+        faults.write_text("checkpoint:hang=4")
         command = rig.command(swap, "commit", "b", into="a")
         await rig.send(command)
         await until(lambda: device.used_bytes() >= 2 * SIZE, "both are on the device")
