@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.cli.conftest import Cli, World
+from tests.cli.conftest import Cli, World, eventually
 from tests.conftest import ServerFactory
 from tests.readiness.conftest import Port, ask, readiness, state
 from tests.security.conftest import GROUP, OTHER, Users, guarded, users
@@ -133,7 +133,7 @@ def test_a_server_that_hangs_or_is_gone_is_told_and_health_does_not_depend_on_it
         hung = readiness(port.number, "a", "samplers")
         assert (hung["state"], hung["reason"]) == ("unknown", "server unreachable")
         os.kill(server.pid, signal.SIGCONT)
-        assert state(port.number, "a") == "absent"
+        eventually(lambda: state(port.number, "a") == "absent")
         server.kill()
         gone = readiness(port.number, "a")
         assert (gone["state"], gone["reason"]) == ("unknown", "server unreachable")
