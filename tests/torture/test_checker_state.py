@@ -140,6 +140,30 @@ def the_other_is_dead() -> Tale:
 
 
 @good
+def the_other_ended_while_it_was_brought_back() -> Tale:
+    """The agent has not heard of it yet, and goes on with what is no more; what it measures tells."""
+    tale = _swapped("restore begin")
+    tale.died("a.1", 0, meant=True)
+    tale.measured()
+    tale.moves("a", "restore done", "release begin")
+    tale.measured()
+    tale.moves("a", "release done")
+    tale.enters("c.1")
+    return tale
+
+
+@breaks("resident")
+def the_other_was_measured_when_it_was_back() -> Tale:
+    tale = _swapped("restore", "release begin")
+    tale.measured("a")
+    tale.moves("a", "release done")
+    tale.measured()  # of another step, and it does not undo what was certain
+    tale.leaves("a.1")
+    tale.enters("c.1")
+    return tale
+
+
+@good
 def a_line_written_after_the_state_was_moved_out() -> Tale:
     tale = Tale()
     tale.enters("a.1")

@@ -44,7 +44,8 @@ class Certain:
     When a process of a job begins or ends on a node, nothing is certain of that job there: its memory went with it.
     An end that nobody caused is written down up to ``NOTICED_S`` after it.
     A line of the job itself, or of a look, may be written a moment after what it tells; so it is a sign only of a job
-    that no agent has touched yet. A backend that was told to lie says that it did what it did not do.
+    that no agent has touched yet. A backend that was told to lie says that it did what it did not do, and one that
+    has not heard yet that a process ended brings back what is no more: what it measured before it said so tells.
     """
 
     def __init__(self, story: Story) -> None:
@@ -53,6 +54,7 @@ class Certain:
         self._next: Line | None = next(self._lines, None)
         self._signs: dict[Place, Sign] = {}
         self._begun: dict[Place, str] = {}  # the step that is under way
+        self._measured: dict[Place, bool] = {}  # in that step: whether the job is on the device
         self._now = 0
         self._lies = [harm for harm in story.harms if harm.fault.harm == "lie"]
 
@@ -94,6 +96,9 @@ class Certain:
                 found = self._story.tries[line.who, line.request]
                 self._signs.setdefault((line.group, found.node, line.job), Sign.IN)
             case OnDevice():
+                for place in self._begun:
+                    if place[:2] == (line.group, line.node):
+                        self._measured[place] = place[2] in line.jobs
                 for job in line.jobs:
                     self._signs.setdefault((line.group, line.node, job), Sign.IN)
             case Born(label=label) | Died(label=label) | Fault(harm="kill", label=label):
@@ -102,12 +107,15 @@ class Certain:
                 pass
 
     def _move(self, move: Moved, place: Place) -> None:
+        there = self._measured.pop(place, True)
         if move.stage == "begin":
             self._begun[place] = move.step
         elif self._begun.pop(place, "") != move.step:
             self._signs[place] = Sign.UNKNOWN  # it was about a process that has ended meanwhile
             return
-        self._signs[place] = Sign.UNKNOWN if self._may_lie(move) else _AFTER[move.step, move.stage]
+        sign = _AFTER[move.step, move.stage]
+        vain = sign in {Sign.IN, Sign.LOCKED} and not there
+        self._signs[place] = Sign.UNKNOWN if vain or self._may_lie(move) else sign
 
     def _forget(self, label: str) -> None:
         born = self._story.born.get(label)
@@ -116,6 +124,7 @@ class Certain:
                 if place[1:] == (born.node, born.job):
                     self._signs.pop(place, None)
                     self._begun.pop(place, None)
+                    self._measured.pop(place, None)
 
     def _may_lie(self, move: Moved) -> bool:
         return any(harm.disturbs(move.group) and harm.at <= move.at <= harm.until for harm in self._lies)
