@@ -174,6 +174,16 @@ async def test_calls_that_do_not_wait_are_limited_too(
     waiting.cancel()
 
 
+@pytest.mark.usefixtures("lock", "patient")
+async def test_a_full_queue_refuses_callers_too(caller: Caller, world: World) -> None:
+    """With the words that any client gets; who holds is not touched."""
+    await caller.acquire("a")
+    world.redis.zadd(world.group().alive, dict.fromkeys(map(str, range(10_000)), world.view().now_ms + 600_000))
+    code, words = await refused(caller.acquire("b"))
+    assert (code, "10000 requests wait already" in words) == (Code.FAILED_PRECONDITION, True)
+    assert (world.holder(), world.queue()) == ("a", [])
+
+
 @pytest.mark.usefixtures("lock")
 async def test_a_full_gateway_makes_an_error_of_its_own(leases: Leases, world: World) -> None:
     """All waits of a job count, and what the caller is told names group and job."""
