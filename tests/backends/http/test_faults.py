@@ -47,7 +47,8 @@ async def test_a_gateway_that_stays_away_is_a_fault_at_the_deadline(lab: Lab, ki
     out, _ = ORDERS[kind]
     server = lab.start(kind, faults=(f"502 {out}",))  # type: ignore[arg-type]
     job = lab.job(server, dialect=kind)
-    with pytest.raises(BackendError, match="answered 502: bad gateway") as caught:
+    # The last try may have too little time left for an answer.
+    with pytest.raises(BackendError, match=r"answered 502: bad gateway|no answer within 0\.") as caught:
         await lab.backend.suspend(job, ALL, deadline_s=2.0)
     assert caught.value.kind is FaultKind.TRANSIENT
     assert len(server.calls(out)) > 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 
 import pytest
@@ -149,6 +151,24 @@ async def test_work_in_flight_is_waited_for(lab: Lab) -> None:
     await lab.out(job)
     await asyncio.to_thread(asking.join)
     assert len(answers[0].split()) == 10
+
+
+async def test_a_busy_server_that_tells_no_more_stayed_busy(lab: Lab) -> None:
+    """G19: the last question gets no answer within the little time that is left: what keeps the job is its work."""
+    server = lab.start("vllm", "--token-s", "0.5")
+    asking = threading.Thread(target=lambda: server.sample("why", 10))
+    asking.start()
+    wait_until(lambda: server.ask("/stand-in")[1]["running"] == 1, "the request runs")
+    leaving = asyncio.create_task(lab.backend.prepare(lab.job(server), ALL, deadline_s=2.0))
+    await asyncio.to_thread(wait_until, lambda: len(server.calls("/metrics")) > 1, "it was asked")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(BackendError, match="stayed busy: 1 requests running") as caught:
+            await leaving
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert caught.value.kind is FaultKind.BUSY
+    await asyncio.to_thread(asking.join)
 
 
 async def test_work_in_flight_is_aborted_where_that_is_asked_for(lab: Lab) -> None:
