@@ -222,7 +222,7 @@ class Cluster:
                 process.stdin.write(b"go\n")
                 process.stdin.flush()
             for job, process in drivers.items():
-                if process.wait(WAIT_S):
+                if process.wait(WAIT_S * self.steps):
                     raise self._failed(job)
         found = {job: json.loads(path.read_text()) for job, path in results.items()}
         for job, result in found.items():

@@ -47,14 +47,13 @@ def worker(folder: Path, device: Path, rounds: int) -> None:
     dist.init_process_group("gloo")
     rank, job = dist.get_rank(), os.environ["TIMESLICE_JOB"]
     arena = Arena(device, label=f"{job}-{rank}")
+    with timeslice.hold(GROUP, phase="init", timeout=WAIT_S):  # the first load is held too
+        weights: Any = np.frombuffer(arena.allocate(STATE_BYTES), np.float32)
     await_all(folder, f"{job}-{rank}")
-    weights: Any = None
     with (folder / f"{job}-{rank}.jsonl").open("w") as log:
         for number in range(rounds):
             with timeslice.hold(GROUP, phase="train", timeout=WAIT_S) as lease:  # torchrun is noticed: one gang
                 entered = time.monotonic()
-                if weights is None:  # the first load is held too
-                    weights = np.frombuffer(arena.allocate(STATE_BYTES), np.float32)
                 gradient = torch.full((4,), float(rank + 1))
                 dist.all_reduce(gradient)  # hangs unless all ranks are inside
                 weights += float(gradient[0])
@@ -128,7 +127,7 @@ def run(rounds: int) -> dict[str, Any]:
             jobs[job] = process = start(job, folder, device, rounds, local.url)
             running.callback(end, process)
         for job, process in jobs.items():
-            if process.wait(WAIT_S + 60):
+            if process.wait(WAIT_S * (rounds + 2)):
                 raise SystemExit(f"torchrun of job {job} failed:\n{(folder / f'{job}.log').read_text()[-3000:]}")
         lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
     return judge(lines, rounds)
