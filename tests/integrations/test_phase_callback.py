@@ -152,7 +152,7 @@ def test_close_ends_all_phases(pools: Pools, callback: PhaseCallback) -> None:
 
 def test_a_lost_lease_is_not_built_on(pools: Pools, callback: PhaseCallback, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a phase runs on a lease that was revoked, no other begins on it; when it has ended, one waits anew."""
-    monkeypatch.setattr(Client.hold, "__kwdefaults__", {**(Client.hold.__kwdefaults__ or {}), "lease": 1.0})
+    monkeypatch.setattr(Client.hold, "__kwdefaults__", {**(Client.hold.__kwdefaults__ or {}), "lease": 6.0})
     callback.on_phase_begin("train", "trainer")
     pools.take_away("trainers")
     with pytest.raises(LeaseLostError, match=r"ops revoked it \(drill\)"):

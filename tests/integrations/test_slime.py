@@ -23,9 +23,16 @@ say("done")
 
 
 def driver(
-    pools: Pools, job: str, stops: tuple[str, ...] = (), loop: str = "slime.train", more: str = "", rollouts: int = 3
+    pools: Pools,
+    job: str,
+    stops: tuple[str, ...] = (),
+    loop: str = "slime.train",
+    more: str = "",
+    rollouts: int = 3,
+    *,
+    dies: bool = False,
 ) -> Job:
-    return pools.start(DRIVER.format(stops=stops, loop=loop, rollouts=rollouts, more=more), job)
+    return pools.start(DRIVER.format(stops=stops, loop=loop, rollouts=rollouts, more=more), job, dies=dies)
 
 
 ROLLOUT = {
@@ -85,7 +92,7 @@ def test_colocated_drivers_hold_one_group(pools: Pools, monkeypatch: pytest.Monk
 
 def test_a_driver_killed_in_mid_phase_lets_the_other_in(pools: Pools) -> None:
     """`kill -9` during a weight sync, which holds both pools: the other job gets both when the lease is over."""
-    a = driver(pools, "a", ("weight_sync",))
+    a = driver(pools, "a", ("weight_sync",), dies=True)
     assert a.line() == "weight_sync"
     b = driver(pools, "b", ("init",))
     pools.until_queued("b", group="trainers")

@@ -49,8 +49,10 @@ def own_samplers(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIMESLICE_SAMPLER_GROUP")
 
 
-def trainer(pools: Pools, job: str, mode: str, stops: tuple[str, ...] = (), *, validates: bool = True) -> Job:
-    return pools.start(RUN.format(mode=f"timeslice_{mode}", stops=stops, validates=validates), job)
+def trainer(
+    pools: Pools, job: str, mode: str, stops: tuple[str, ...] = (), *, validates: bool = True, dies: bool = False
+) -> Job:
+    return pools.start(RUN.format(mode=f"timeslice_{mode}", stops=stops, validates=validates), job, dies=dies)
 
 
 @pytest.mark.parametrize("groups", ["one", "two"])
@@ -100,7 +102,7 @@ def test_an_error_in_the_loop_lets_go(pools: Pools) -> None:
 @pytest.mark.usefixtures("own_samplers")
 def test_a_trainer_killed_in_mid_step_lets_the_other_in(pools: Pools, mode: str) -> None:
     """`kill -9` during training: the other job's trainer gets on when the lease is over."""
-    a = trainer(pools, "a", mode, ("train",))
+    a = trainer(pools, "a", mode, ("train",), dies=True)
     assert a.line() == "train"
     b = trainer(pools, "b", mode, ("load",))
     pools.until_queued("b", group="trainers")
