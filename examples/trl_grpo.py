@@ -13,21 +13,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import platform
-import signal
 import statistics
 import string
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import turns
 
 GROUP = "trainers"
 WAIT_S = 300.0
@@ -138,84 +134,32 @@ def run_shared(folder: Path, steps: int, seed: int, verifier_s: float) -> dict[s
 
 
 def job(folder: Path, steps: int, seed: int) -> None:
-    """The process of a job: one line of input a command, one line of JSON an answer."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the trainer prints is not for the one who started us
+    """The process of a job."""
     import torch
 
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        command, *given = line.split()
-        if command == "warm":  # imports, and what PyTorch makes when first used; gives the device seconds of a step
-            log: list[dict[str, Any]] = []
-            make_trainer(folder, 3, seed, 0.0, log).train()
-            answer: Any = sum(body["left"] - body["entered"] for body in log[2:]) / 2
-        else:
-            answer = run_shared(folder, steps, seed, float(given[0]))
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+
+    def warm() -> float:
+        """Imports, and what PyTorch makes when first used. Seconds of device work that a step takes."""
+        log: list[dict[str, Any]] = []
+        make_trainer(folder, 3, seed, 0.0, log).train()
+        return float(sum(body["left"] - body["entered"] for body in log[2:]) / 2)
+
+    turns.serve({"warm": warm, "run": lambda verifier_s: run_shared(folder, steps, seed, float(verifier_s))})
 
 
 # The comparison.
 
 
-class Job:
-    """A process of a job, seen from here."""
-
-    def __init__(self, name: str, seed: int, steps: int, folder: Path, url: str) -> None:
-        self.name = name
-        folder.mkdir()
-        self._errors = folder / "stderr"
-        environment = {"TIMESLICE_JOB": name, "TIMESLICE_URL": url, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        with self._errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, "--job", str(folder), str(steps), str(seed)],
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                bufsize=1,
-            )
-
-    def ask(self, *words: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            said = self._errors.read_text(errors="replace")[-3000:]
-            raise SystemExit(f"job {self.name} ended with status {self.process.wait()}:\n{said}")
-        return json.loads(line)
-
-    def end(self) -> None:
-        """Nothing of it is on the device afterwards."""
-        self.process.kill()
-        self.process.wait()
-
-
-@contextmanager
-def stack() -> Iterator[tuple[Any, Path]]:
-    """A server, coordinator and agent of this example's own, for jobs that move their state themselves."""
-    from timeslice.up import LocalStack, private_environment
-
-    with (
-        tempfile.TemporaryDirectory(prefix="ts-trl-") as name,
-        private_environment(Path(name)),
-        LocalStack({GROUP: 0}) as local,
-    ):
-        yield local, Path(name)
-
-
 def compare(names: Sequence[str], steps: int, verifier_s: float | None, seed: int) -> dict[str, Any]:
     """Every job alone, then all together."""
-    with stack() as (local, folder), ExitStack() as running:
+    with turns.stack(GROUP) as (local, folder), ExitStack() as running:
         jobs = {}
         for run in ("alone", "sliced"):
             for number, name in enumerate(names):
-                made = Job(name, seed + number, steps, folder / f"{run}-{name}", local.url)
+                given = (folder / f"{run}-{name}", local.url, steps, seed + number)
+                environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+                made = turns.Job(__file__, name, *given, environment=environment)
                 running.callback(made.end)
                 jobs[run, name] = made
                 made.ask("warm")
@@ -231,41 +175,19 @@ def compare(names: Sequence[str], steps: int, verifier_s: float | None, seed: in
             jobs["alone", name].ask("run", latency)
             alone[name] = jobs["alone", name].answer()
             jobs["alone", name].end()
-            say(f"job {name} alone: {seconds(alone[name]):.1f} s")
-        before = events_of(local.url)
+            say(f"job {name} alone: {turns.seconds(alone[name]):.1f} s")
+        before = len(turns.events_of(local.url, GROUP))
         for name in names:
             jobs["sliced", name].ask("run", latency)
         sliced = {name: jobs["sliced", name].answer() for name in names}
-        events = events_of(local.url)[len(before) :]
+        events = turns.events_of(local.url, GROUP)[before:]
     return {
         **judge(alone, sliced, events),
         "verifier_s": round(latency, 4),
         "device_s_per_step": round(busy_s, 4),
         "steps": steps,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("timeslice-rl", "torch", "transformers", "trl")},
-        },
+        "versions": turns.versions("torch", "transformers", "trl"),
     }
-
-
-def events_of(url: str) -> list[Any]:
-    """All events of the group."""
-    from timeslice.events import decode
-    from timeslice.locks.drivers import SyncDriver
-    from timeslice.locks.keys import Keys
-    from timeslice.locks.scripts import text
-
-    driver = SyncDriver(url)
-    try:
-        entries: Any = driver.client.xrange(Keys().group(GROUP).events)
-    finally:
-        driver.close()
-    return [decode(GROUP, text(key), {text(k): text(v) for k, v in fields.items()}) for key, fields in entries]
-
-
-def seconds(run: dict[str, Any]) -> float:
-    return float(run["ended"] - run["began"])
 
 
 def device_s(run: dict[str, Any]) -> float:
@@ -274,40 +196,22 @@ def device_s(run: dict[str, Any]) -> float:
 
 def judge(alone: dict[str, Any], sliced: dict[str, Any], events: list[Any]) -> dict[str, Any]:
     """The numbers."""
-    from timeslice.demo.measure import bytes_moved
-
-    bodies = sorted(
-        ({**body, "job": name} for name, run in sliced.items() for body in run["bodies"]),
-        key=lambda body: body["entered"],
-    )
-    alone_s = sum(map(seconds, alone.values()))
-    sliced_s = max(run["ended"] for run in sliced.values()) - min(run["began"] for run in sliced.values())
     busy_s = sum(map(device_s, alone.values()))
     swaps = [event.swap_ms / 1000 for event in events if event.name == "SwapFinished"]
+    numbers = turns.measured(alone, sliced, events)
     return {
-        "device": "cpu, emulated",
-        "jobs": len(alone),
+        **numbers,
         "rewards_equal": all(
             (run["rewards"], run["weights"]) == (sliced[name]["rewards"], sliced[name]["weights"])
             for name, run in alone.items()
         ),
-        "overlaps": sum(
-            one["job"] != other["job"] and other["entered"] < one["left"]
-            for index, one in enumerate(bodies)
-            for other in bodies[index + 1 :]
-        ),
-        "swaps": len(swaps),
         "swap_s": round(statistics.median(swaps), 4) if swaps else 0.0,
-        "bytes_moved": bytes_moved(events),
-        "alone_s": round(alone_s, 3),
-        "sliced_s": round(sliced_s, 3),
-        "gain": round(alone_s / sliced_s, 4),
         # No order of the phases is shorter than the longest job, or than all of the device work.
-        "gain_bound": round(alone_s / max(busy_s, *map(seconds, alone.values())), 4),
+        "gain_bound": round(numbers["alone_s"] / max(busy_s, *map(turns.seconds, alone.values())), 4),
         "runs": {
             name: {
-                "alone_s": round(seconds(run), 3),
-                "sliced_s": round(seconds(sliced[name]), 3),
+                "alone_s": round(turns.seconds(run), 3),
+                "sliced_s": round(turns.seconds(sliced[name]), 3),
                 "device_s": {"alone": device_s(run), "sliced": device_s(sliced[name])},
                 "rewards": run["rewards"],
                 "weights": run["weights"],
@@ -360,8 +264,7 @@ def main() -> None:
         return
     if not 2 <= given.jobs <= 8 or given.steps < 1 or (given.verifier or 0) < 0:
         parser.error("--jobs: 2 to 8; --steps: at least 1; --verifier: 0 or more")
-    for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
-        signal.signal(number, lambda got, _: sys.exit(128 + got))
+    turns.end_on_signals()
     report = compare(string.ascii_lowercase[: given.jobs], given.steps, given.verifier, given.seed)
     show(report)
     if given.json:

@@ -29,6 +29,15 @@ def test_an_example_that_is_ended_leaves_nothing(example: str, child: str) -> No
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("example", ["torch_grpo", "jax_ppo", "trl_grpo"])
+def test_ctrl_c_is_the_examples_to_handle(example: str) -> None:
+    """A terminal sends it to all processes: the jobs say nothing of it, and nothing is left."""
+    with tempfile.TemporaryDirectory(prefix="ex") as temporary:
+        command = [sys.executable, str(EXAMPLES / f"{example}.py")]
+        said = end_in_the_middle(command, signal.SIGINT, Path(temporary), "--job", terminal=True)
+    assert "KeyboardInterrupt" not in said
+
+
 STARTS_A_RANK = """
 import subprocess, sys, time
 rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)

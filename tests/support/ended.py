@@ -12,14 +12,22 @@ from pathlib import Path
 DEADLINE_S = 60.0
 
 
-def end_in_the_middle(command: Sequence[str], number: signal.Signals, temporary: Path, child: str) -> str:
+def end_in_the_middle(
+    command: Sequence[str], number: signal.Signals, temporary: Path, child: str, *, terminal: bool = False
+) -> str:
     """Start it with its temporary files in ``temporary``, and send it the signal when a process with ``child`` in its
-    command line runs. It has to end by that, and to leave no process, mount or file. What it said on stderr."""
+    command line runs; as a terminal does, also those that it has started and that are still of its group. It has to end
+    by that, and to leave no process, mount or file. What it said on stderr."""
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    running = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
+    )
     try:
         _await(f"nothing runs {child}", lambda: any(child in words for words in _processes(temporary)))
-        running.send_signal(number)
+        if terminal:
+            os.killpg(running.pid, number)
+        else:
+            running.send_signal(number)
         _, said = running.communicate(timeout=DEADLINE_S)
     finally:
         running.kill()
