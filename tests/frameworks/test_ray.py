@@ -116,13 +116,14 @@ def free(client: Client, group: str = SAMPLERS) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_two_ray_jobs_of_one_cluster_take_turns(tmp_path: Path) -> None:
     """Two drivers with a sampler and a trainer each compute the same as alone, never both on one device, whether the
     driver holds or its calls are held for; nothing is left of Ray, server or devices."""
     report = tmp_path / "ray.json"
     command = [sys.executable, str(EXAMPLE), "--steps", "2", "--json", str(report)]
     environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=115, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=220, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())
     assert (found["overlaps"], found["results_equal"], found["device"]) == (0, True, "emulated")

@@ -12,6 +12,7 @@ import pytest
 
 from timeslice.client.sync import Client
 
+pytestmark = pytest.mark.timeout(240)  # the import of PyTorch alone takes long on a busy machine
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_gang.py"
 
 # In its first life rank 1 dies inside of the hold, without a word. (Without torch.distributed: the ranks of the second
@@ -57,7 +58,7 @@ def torchrun(script: Path, folder: Path, url: str, prefix: str, *options: str) -
         "TIMESLICE_JOB": "spmd",
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=220, check=False)
 
 
 def test_two_jobs_of_two_ranks_take_turns(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_two_jobs_of_two_ranks_take_turns(tmp_path: Path) -> None:
         [sys.executable, str(EXAMPLE), "--rounds", "4", "--json", str(report)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
     assert done.returncode == 0, done.stderr
