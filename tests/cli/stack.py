@@ -46,6 +46,12 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def server_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The server that it runs: the one on PATH, or the package's."""
+    (found,) = [each for each in family(process) if each.name() in {"redis-server", "valkey-server"}]
+    return found
+
+
 def stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> str:
     """Stop it and return what it wrote to stderr."""
     process.send_signal(number)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.cli.conftest import TIMESLICE
-from tests.cli.stack import Up, cli, family, mounts, ready, shown, stop
+from tests.cli.stack import Up, cli, family, mounts, ready, server_of, shown, stop
 from tests.support.ports import free_port
 from timeslice.cli.output import parse_device_size
 from timeslice.embedded import EmbeddedServer
@@ -117,8 +117,7 @@ def test_a_second_signal_forces_the_end(up: Up, folder: Path) -> None:
     process = up()
     ready(process)
     children = family(process)
-    (server,) = [each for each in children if "redis" in each.name()]
-    server.suspend()
+    server_of(process).suspend()
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "once more to force it" not in process.stderr.readline():
@@ -193,8 +192,7 @@ def test_a_server_that_dies_ends_it_with_a_message(up: Up, folder: Path) -> None
     """It does not sit there with nothing behind it: exit code 1, the cause, and nothing left."""
     process = up()
     ready(process)
-    (server,) = [each for each in family(process) if "redis" in each.name()]
-    server.kill()
+    server_of(process).kill()
     _, err = process.communicate(timeout=90)
     assert process.returncode == 1
     assert "error: the server ended unexpectedly" in err
