@@ -5,7 +5,6 @@ Run as ``python -m tests.cli.operated JOB DEVICE LEASE_S [busy]``. ``busy``: its
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -25,10 +24,12 @@ class Operated:
     def __init__(self, job: str, folder: Path, *more: str, lease_s: float = 3.0) -> None:
         line = [sys.executable, "-m", __name__, job, str(folder / "devices" / GROUP), str(lease_s), *more]
         self.job, self.said = job, list[str]()
-        self.process = subprocess.Popen(
-            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env={**os.environ}
-        )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._start(line)
+
+    def _start(self, line: list[str]) -> None:
+        self.process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -52,6 +53,7 @@ class Operated:
     def end(self) -> None:
         self.process.kill()
         self.process.wait(10)
+        self._listener.join(10)  # it reads what was said last
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             try:

@@ -37,7 +37,7 @@ def test_a_move_that_fails_is_told_and_changes_nothing(cli: Cli, world: World) -
     """Exit code 1 with the reason; the job keeps the device."""
     world.serve("trainers")
     keys = world.keys.group("trainers")
-    world.driver.run(scripts.own(keys, "c1"))
+    world.driver.run(scripts.own(keys, "c1", 60_000))
     granted = world.acquire("trainers", "a")
     world.driver.run(scripts.yield_(keys, "w-a", granted.token))
     pending = cli("evict", "a", "--wait", "0.3")

@@ -35,7 +35,7 @@ def sleeper(cli: Cli) -> subprocess.Popen[str]:
         "print('inside', flush=True)\n"
         "time.sleep(600)"
     )
-    process = cli.start(*LOCK, "--job", "a", "--phase", "build", "--lease", "2", "--", PYTHON, "-c", code)
+    process = cli.start(*LOCK, "--job", "a", "--phase", "build", "--lease", "9", "--", PYTHON, "-c", code)
     assert process.stdout is not None
     assert process.stdout.readline() == "inside\n"
     return process
@@ -169,7 +169,7 @@ def test_a_lost_lease_ends_the_command_when_asked_to(cli: Cli, world: World) -> 
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "print(1, flush=True)\ntime.sleep(600)"
     )
-    process = cli.start(*LOCK, "--job", "a", "--kill-on-lost", "--lease", "2", "--", PYTHON, "-c", code)
+    process = cli.start(*LOCK, "--job", "a", "--kill-on-lost", "--lease", "9", "--", PYTHON, "-c", code)
     assert process.stdout is not None
     process.stdout.readline()
     lose(cli, world, process)

@@ -215,7 +215,7 @@ def test_an_emulated_device_is_called_emulated(cli: Cli, world: World) -> None:
 def test_an_idle_group_says_what_will_stop_its_next_swap(cli: Cli, world: World) -> None:
     """A node that went away unnoticed: in the list, in full, in the queue and in JSON."""
     world.serve("trainers")
-    world.serve("trainers", "node-2", ttl_ms=-15_000)
+    world.serve("trainers", "node-2", ttl_ms=-100_000)
     (group,) = cli.json("status")["groups"]
     assert (group["phase"], group["reason"].startswith("node node-2 unreachable for 1")) == ("idle", True)
     for command in (("status",), ("status", "trainers"), ("queue", "trainers")):

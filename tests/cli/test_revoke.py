@@ -131,7 +131,7 @@ def test_a_reason_can_t_steer_the_holder_s_terminal(cli: Cli, world: World) -> N
     """On the real stderr of its process: no control codes, no line that looks like one of its own, and not without
     end; the command itself takes no such length."""
     holder = cli.start(
-        "hold", "licences", "--lock-only", "--job", "a", "--lease", "1", "--kill-on-lost", "--", "sleep", "60"
+        "hold", "licences", "--lock-only", "--job", "a", "--lease", "9", "--kill-on-lost", "--", "sleep", "60"
     )
     eventually(lambda: world.driver.view(world.keys.group("licences")).holder)
     state = world.driver.view(world.keys.group("licences")).state
@@ -139,7 +139,7 @@ def test_a_reason_can_t_steer_the_holder_s_terminal(cli: Cli, world: World) -> N
     assert cli("revoke", "licences", "--reason", long).exit_code == 2
     call = scripts.revoke(world.keys.group("licences"), "a", state["lease_id"], int(state["token"]), "eve\x1b[2J", long)
     world.driver.run(call)
-    _, err = holder.communicate(timeout=20)
+    _, err = holder.communicate(timeout=60)
     (line,) = [line for line in err.splitlines() if "revoked it" in line]
     assert line.isprintable()
     assert "error: all is lost" in line
@@ -162,7 +162,7 @@ def test_an_interrupt_says_that_the_order_stands(cli: Cli, world: World, order: 
     """Ctrl-C while it waits is no failure of the move: exit code 130."""
     world.serve("trainers")
     keys = world.keys.group("trainers")
-    world.driver.run(scripts.own(keys, "c1"))
+    world.driver.run(scripts.own(keys, "c1", 60_000))
     granted = world.acquire("trainers", "a")
     if order[0] == "evict":
         world.driver.run(scripts.yield_(keys, "w-a", granted.token))

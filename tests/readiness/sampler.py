@@ -6,7 +6,6 @@ Run as ``python -m tests.readiness.sampler JOB DEVICE``; it says its port, and o
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from contextlib import ExitStack
@@ -26,8 +25,7 @@ class Sampler(Operated):
     def __init__(self, job: str, folder: Path) -> None:
         line = [sys.executable, "-m", __name__, job, str(folder / "devices" / GROUP)]
         self.job, self.said = job, list[str]()
-        self.process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._start(line)
         self.address = f"http://127.0.0.1:{self.until('port').split()[1]}"
 
 
