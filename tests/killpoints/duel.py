@@ -68,15 +68,17 @@ class Duel:
         *,
         harm: Literal["lie", "slow", ""] = "",
         newcomer: bool = False,
+        forgotten: bool = False,
         lock_group: str = "",
         hasty: bool = False,
         later: Literal["swap", "stop", ""] = "",
     ) -> None:
         """Have a new process of that name kill itself there, and wait until it has, and the keeper replaced it.
 
-        ``harm``: of the backend meanwhile. ``newcomer``: a process of a job comes new after it. ``lock_group``: a job
-        uses it, too. ``hasty``: a job gives up at once, at every second try. ``later``: not the first time that it
-        comes there, but in the middle of a swap after both jobs had their turns, or when it is told to stop.
+        ``harm``: of the backend meanwhile. ``newcomer``: a process of a job comes new after it. ``forgotten``: until
+        then the server forgets who registered. ``lock_group``: a job uses it, too. ``hasty``: a job gives up at once,
+        at every second try. ``later``: not the first time that it comes there, but in the middle of a swap after both
+        jobs had their turns, or when it is told to stop.
         """
         self._lock_group, self._hasty = lock_group, hasty
         gate = self._work / "gate"
@@ -96,7 +98,13 @@ class Duel:
                 self._replace(JOBS[1], "")
             if later == "stop":
                 doomed.terminate()
-            self.until(lambda: doomed.poll() is not None, f"{who} comes to {point}")
+
+            def ended() -> bool:
+                if forgotten:  # again and again: they register again
+                    self._driver.client.delete(Keys().group(GROUP).targets)
+                return doomed.poll() is not None
+
+            self.until(ended, f"{who} comes to {point}")
         assert doomed.returncode == -9, f"{who} ended with {doomed.returncode} before it came to {point}"
         self._lock_group, self._hasty = "", False
         self.until(lambda: child.process is not None and child.process is not doomed, f"{who} is there again")

@@ -15,7 +15,7 @@ from timeslice.torture.stage import LOCK_GROUP
 
 REDIS = {
     "agent": (
-        *("sadd nodes+sadd groups", "alone/take_node", "xgroup commands", "heartbeat", "report"),
+        *("sadd nodes+sadd groups", "alone/take_node", "xgroup commands", "heartbeat", "register", "report"),
         *("accepted", IN_PASSING, "ack", "xack commands+xdel commands"),
     ),
     "coordinator": (
@@ -71,6 +71,7 @@ def test_killed_at_a_point_the_system_goes_on(duel: Duel, role: str, point: str,
         when,
         harm="lie" if point in LIES else "",
         newcomer=point == "disk targets",
+        forgotten=(role, point) == ("agent", "register"),
         lock_group=LOCK_GROUP if point == "sadd groups" else "",
         hasty=point == "cancel",
     )
