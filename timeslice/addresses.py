@@ -95,7 +95,7 @@ def parse_url(text: str) -> Address:
     It never guesses: a password with characters of the URL's own syntax is refused, for its rest would be taken for
     the host.
     """
-    text = text.strip()
+    text = _written(text.strip(), "the Redis URL")
     if text.startswith("/"):
         return Address("standalone", socket=text)
     url = text if "://" in text else f"redis://{text}"
@@ -123,6 +123,15 @@ def parse_url(text: str) -> Address:
             raise UsageError(f"{redact_url(text)!r} names no socket: use unix:///path/to/redis.sock")
         return _checked(address)
     return _checked(_placed(address, unquote(path.strip("/"))))
+
+
+def _written(text: str, what: str) -> str:
+    """The text, if it is one: what the environment or a command line holds may be any bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} has bytes that are no UTF-8") from None  # and may be a password: it is not shown
+    return text
 
 
 def _kind(word: str | None) -> Kind:
@@ -235,6 +244,7 @@ def with_credentials(url: str, username: str | None, password: str | None) -> st
     address = parse_url(url)
     if address.password is not None:
         return address.url
+    _written(f"{username or ''}{password or ''}", "TIMESLICE_USERNAME or TIMESLICE_PASSWORD")
     return replace(address, username=address.username or username, password=password).url
 
 

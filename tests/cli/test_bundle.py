@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Cli, World
+from tests.cli.conftest import TIMESLICE, Cli, World
 from tests.conftest import ServerFactory
 from timeslice.cli.redaction import HIDDEN, Redactor
 from timeslice.locks import scripts
@@ -121,6 +122,17 @@ def test_nothing_is_overwritten(cli: Cli, tmp_path: Path) -> None:
         assert "is there already" in result.stderr
     assert there.read_text() == "mine"
     assert not (tmp_path / "elsewhere.zip").exists()
+
+
+def test_a_disk_without_room_is_told_and_no_half_report_is_left(cli: Cli, tmp_path: Path) -> None:
+    """Exit code 2 and the file's name."""
+    path = tmp_path / "report.zip"
+    command = [TIMESLICE, "--url", cli.url, "--prefix", cli.prefix, "doctor", "--bundle", str(path)]
+    limited = ["prlimit", "--fsize=100", *command]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert f"{path} can't be written" in done.stderr
+    assert not path.exists()
 
 
 def test_a_name_that_is_no_archive_s_is_refused_at_once(tmp_path: Path) -> None:

@@ -270,3 +270,19 @@ def test_agents_take_any_program_that_hold_runs_for_the_jobs(
     evidence = examine(target.pid, target.start)
     assert evidence.refusal("trainers", target) is None
     assert "does not show" in (evidence.refusal("samplers", target) or "")
+
+
+def test_a_command_that_the_agents_can_not_be_told_of_is_ended_before_the_group_is_given_up(
+    cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would go on without the right to the device, and nobody could move its state."""
+    monkeypatch.setenv("TIMESLICE_NODE", NODE)
+    world.serve("trainers")
+    targets = world.keys.group("trainers").targets
+    world.driver.client.hset(
+        targets, mapping={f"b/{NODE}/{pid}": "{}" for pid in range(1, 10_000)}
+    )  # one is left: hold's
+    done = run(cli, "hold", "trainers", "--job", "a", "--", "sleep", "600")
+    assert done.returncode == 6
+    assert "sleep is ended: the agents of this node could not be told of it" in done.stderr
+    assert not world.driver.view(world.keys.group("trainers")).state.get("lease_id")

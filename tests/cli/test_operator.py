@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import time
 
 import pytest
 
-from tests.cli.conftest import NODE, Cli, World
+from tests.cli.conftest import NODE, TIMESLICE, Cli, World
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Ended
 from timeslice.models import GroupConfig
@@ -240,3 +242,45 @@ def test_orders_are_in_the_audit_trail_with_who_gave_them(cli: Cli, world: World
     by = {each["event"]: each.get("by", "") for each in told}
     assert all("@" in by[kind] for kind in ("GroupPaused", "LeaseYielded", "WaiterCancelled", "GroupResumed"))
     assert [each["reason"] for each in told if each["event"] in {"GroupPaused", "GroupResumed"}] == ["new disk", "done"]
+
+
+def test_a_node_that_serves_no_group_any_more_can_be_struck_off(cli: Cli, world: World) -> None:
+    """Its groups were deleted, or forgetting it was cut short. Not while its agent lives."""
+    client, record = world.driver.client, world.keys.node_state("node-9")
+    client.sadd(world.keys.nodes, "node-9")
+    client.hset(record, "instance_until_ms", str(world.now_ms() + 60_000))
+    alive = cli("node", "forget", "node-9")
+    assert alive.exit_code == 6
+    assert "is alive: stop it" in alive.stderr
+    client.hset(record, "instance_until_ms", "0")
+    assert cli("node", "forget", "node-9").exit_code == 0
+    assert cli("node", "forget", "node-9").exit_code == 3
+    assert [each["node"] for each in cli.json("nodes")["nodes"]] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("revoke", "g", "--wait", "nan"),
+        ("evict", "a", "--wait", "nan"),
+        ("node", "drain", NODE, "--wait", "inf"),
+        ("gateway", "--max-hold", "nan"),
+        ("gateway", "--keepalive", "nan"),
+    ],
+)
+def test_a_wait_is_a_number_of_seconds(cli: Cli, command: tuple[str, ...]) -> None:
+    """``nan`` would be a wait without a deadline."""
+    done = cli(*command)
+    assert done.exit_code == 2
+    assert command[-2] in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["TIMESLICE_PASSWORD", "TIMESLICE_USERNAME", "TIMESLICE_URL"])
+def test_settings_that_are_no_text_are_told(variable: str) -> None:
+    """Bytes of another encoding: exit code 2 with the variable's name, no traceback, and no byte of it is shown."""
+    environment = {**os.environ, "TIMESLICE_URL": "redis://127.0.0.1:1", variable: "redis://s\udcffsame"}
+    done = subprocess.run([TIMESLICE, "groups"], env=environment, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert b"no UTF-8" in done.stderr
+    assert b"same" not in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -131,6 +131,11 @@ def test_a_password_file_is_for_one_user(tmp_path: Path) -> None:
     one = CliRunner().invoke(main, ["acl", "--role", "viewer", "--password-file", str(tmp_path / "pw")])
     assert one.exit_code == 2
     assert "open to everybody" in one.output
+    (tmp_path / "pw").write_bytes("geheimnüs".encode("latin-1"))
+    foreign = CliRunner().invoke(main, ["acl", "--role", "viewer", "--password-file", str(tmp_path / "pw")])
+    assert foreign.exit_code == 2
+    assert "no UTF-8" in foreign.output
+    assert "geheim" not in foreign.output
 
 
 def test_json_has_users_and_lines() -> None:

@@ -85,8 +85,12 @@ def write(path: Path, session: Session, facts: Facts | None, findings: Sequence[
         raise RefusedError(f"{path} is there already and is not overwritten; give --bundle another name") from None
     except OSError as error:
         raise UsageError(f"{path} can't be written ({error.strerror}); give --bundle another name") from error
-    with os.fdopen(descriptor, "wb") as out:
-        pack(out, f"timeslice-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}", files)
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            pack(out, f"timeslice-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}", files)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UsageError(f"{path} can't be written ({error.strerror}); give --bundle another place") from error
 
 
 def check_name(path: Path) -> None:

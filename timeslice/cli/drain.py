@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from timeslice.cli.output import json_option, note, print_json, size
+from timeslice.cli.output import Seconds, json_option, note, print_json, size
 from timeslice.cli.revoke import reason_option, take
 from timeslice.cli.session import Session, operator
 from timeslice.errors import NotHolderError, RefusedError, UnknownNodeError
@@ -28,7 +28,7 @@ Examples:
 @click.argument("name", metavar="NODE")
 @click.option(
     "--wait",
-    type=click.FloatRange(0, 86_400),
+    type=Seconds(0, 86_400),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

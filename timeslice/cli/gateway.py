@@ -10,6 +10,7 @@ import click
 from timeslice import logs
 from timeslice.addresses import redact_url
 from timeslice.cli.daemons import log_options, run_daemon
+from timeslice.cli.output import Seconds
 from timeslice.cli.session import Session
 from timeslice.errors import UsageError
 from timeslice.names import check_name
@@ -34,7 +35,7 @@ Examples:
 @click.option("--insecure", is_flag=True, help="Answer without TLS on an address that others can reach.")
 @click.option(
     "--max-hold",
-    type=click.FloatRange(1, 30 * 86_400),
+    type=Seconds(1, 30 * 86_400),
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
@@ -50,7 +51,7 @@ Examples:
 )
 @click.option(
     "--keepalive",
-    type=click.FloatRange(1, 3600),
+    type=Seconds(1, 3600),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

@@ -16,6 +16,7 @@ from timeslice.client.identity import LEAVE_VARIABLE, leaves_written, process_st
 from timeslice.client.lease import BaseLease
 from timeslice.client.sync import Client
 from timeslice.client.terms import find_leave
+from timeslice.errors import RedisUnreachableError, TimeSliceError
 from timeslice.locks import scripts
 from timeslice.models import Leave, Mode
 from timeslice.settings import Settings
@@ -198,7 +199,13 @@ def hold(
             except OSError as error:
                 note(f"error: {command[0]}: {error.strerror}; nothing was run")
                 ctx.exit(NOT_RUNNABLE)
-            _register(client, leases, pid)
+            try:
+                _register(client, leases, pid)
+            except TimeSliceError:
+                note(f"error: {command[0]} is ended: the agents of this node could not be told of it")
+                child.terminate()
+                child.wait()  # before anybody else is let in
+                raise
             code = child.wait()
             if code:
                 ctx.exit(code)  # as an error of the hold's body: a command that failed has brought no weights
@@ -225,19 +232,24 @@ def _environment(client: Client, leases: Sequence[BaseLease], leave: Leave) -> d
 
 
 def _register(client: Client, leases: Sequence[BaseLease], pid: int) -> None:
-    """Tell the agents of this node about the command: what has to be suspended is its state, not ours."""
+    """Tell the agents of this node about the command: what has to be suspended is its state, not ours. Where the server
+    does not answer, it is told behind. TimeSliceError when it refuses."""
     for lease in leases:
         if lease.lock_only or client.disabled:
             continue
         ours = this_target(lease.group, lease.job, client.host)
         target = ours.model_copy(update={"pid": pid, "start": process_start(pid)})
-        client.driver.run(
-            scripts.register(
-                client.group_keys(lease.group),
-                lease.job,
-                target.host,
-                pid,
-                target.model_dump_json(),
-                floor=client.floors.get(lease.group, 0),
-            )
+        call = scripts.register(
+            client.group_keys(lease.group),
+            lease.job,
+            target.host,
+            pid,
+            target.model_dump_json(),
+            floor=client.floors.get(lease.group, 0),
         )
+        try:
+            client.driver.run(call)
+        except RedisUnreachableError as error:
+            what = f"group {lease.group}: registration of process {pid} of job {lease.job}"
+            note(f"warning: {what}: trying on: {error}")
+            client.renewer.later(call, what)

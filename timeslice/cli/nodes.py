@@ -153,6 +153,9 @@ def forget(session: Session, name: str, group: str | None, lose: tuple[str, ...]
     """
     views = [session.view(group)] if group is not None else session.views()
     serving = [view for view in views if name in view.nodes]
+    if not serving and group is None and _strike_off(session, name):
+        note(f"forgot node {name}, which served no group")
+        return
     if not serving:
         where = f"group {group}" if group else "any group"
         raise UnknownNodeError(f"node {name} does not serve {where}; see: timeslice nodes", node=name, group=group)
@@ -171,3 +174,16 @@ def forget(session: Session, name: str, group: str | None, lose: tuple[str, ...]
     if group is None:
         client = session.driver.client
         session.ask(lambda: client.srem(session.keys.nodes, name))
+
+
+def _strike_off(session: Session, name: str) -> bool:
+    """Take a node off the list that is in no group any more: they were deleted, or this order was once cut short. False
+    if the list does not name it; RefusedError while its agent lives."""
+    if name not in session.node_names():
+        return False
+    client = session.driver.client
+    until_ms = scripts.number(_stored(session, name).get("instance_until_ms", ""))
+    if until_ms >= int(session.ask(client.time)[0]) * 1000:
+        raise RefusedError(f"the agent of node {name} is alive: stop it, and repeat this", node=name)
+    session.ask(lambda: client.srem(session.keys.nodes, name))
+    return True

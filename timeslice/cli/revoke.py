@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from timeslice.cli.output import json_option, note, print_json
+from timeslice.cli.output import Seconds, json_option, note, print_json
 from timeslice.cli.session import Session, operator
 from timeslice.errors import QUOTED_MAX, NotHolderError
 from timeslice.locks import scripts
@@ -25,7 +25,7 @@ def _short(_: click.Context, param: click.Parameter, text: str) -> str:
 reason_option = click.option("--reason", default="", callback=_short, metavar="TEXT", help="Why; kept in the events.")
 wait_option = click.option(
     "--wait",
-    type=click.FloatRange(0, 86_400),
+    type=Seconds(0, 86_400),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
