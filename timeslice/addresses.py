@@ -130,7 +130,8 @@ def _written(text: str, what: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{what} has bytes that are no UTF-8") from None  # and may be a password: it is not shown
+        # It may be a password, so it is not shown.
+        raise UsageError(f"{what} has bytes that are no UTF-8: write it in UTF-8") from None
     return text
 
 

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import NODE, TIMESLICE, Cli, World, eventually
+from tests.conftest import ServerFactory
 from timeslice.agent.proof import examine
+from timeslice.cli.hold import _register
+from timeslice.client.lease import Lease
+from timeslice.client.sync import Client
 from timeslice.locks import scripts
 from timeslice.models import Leave, Target
 
@@ -272,8 +276,18 @@ def test_agents_take_any_program_that_hold_runs_for_the_jobs(
     assert "does not show" in (evidence.refusal("samplers", target) or "")
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time; time.sleep(600)",
+        pytest.param(
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
+            marks=pytest.mark.slow,  # it is killed after a while
+        ),
+    ],
+)
 def test_a_command_that_the_agents_can_not_be_told_of_is_ended_before_the_group_is_given_up(
-    cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, world: World, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     """Else it would go on without the right to the device, and nobody could move its state."""
     monkeypatch.setenv("TIMESLICE_NODE", NODE)
@@ -282,7 +296,25 @@ def test_a_command_that_the_agents_can_not_be_told_of_is_ended_before_the_group_
     world.driver.client.hset(
         targets, mapping={f"b/{NODE}/{pid}": "{}" for pid in range(1, 10_000)}
     )  # one is left: hold's
-    done = run(cli, "hold", "trainers", "--job", "a", "--", "sleep", "600")
+    done = run(cli, "hold", "trainers", "--job", "a", "--", PYTHON, "-c", code)
     assert done.returncode == 6
-    assert "sleep is ended: the agents of this node could not be told of it" in done.stderr
+    assert f"{PYTHON} is ended: the agents of this node could not be told of it" in done.stderr
     assert not world.driver.view(world.keys.group("trainers")).state.get("lease_id")
+
+
+@pytest.mark.slow
+def test_the_agents_are_told_of_the_command_when_the_server_answers_again(
+    server_factory: ServerFactory, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is silent for longer than a call waits ends no command; it hears of it afterwards."""
+    monkeypatch.setenv("TIMESLICE_NODE", NODE)
+    url = server_factory().url
+    world = World(url, prefix)
+    world.serve("trainers")
+    with Client(url, "a", prefix) as client, client.hold("trainers", timeout=20) as lease:
+        world.driver.client.client_pause(12_000, all=True)
+        assert isinstance(lease, Lease)
+        _register(client, [lease], os.getppid())
+        name = f"a/{NODE}/{os.getppid()}"
+        eventually(lambda: name in world.driver.view(world.keys.group("trainers")).targets)
+    world.driver.close()

@@ -12,7 +12,7 @@ from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.devices import NOTHING, Devices, free_on, freed, shortage, unexplained
 from timeslice.agent.owed import devices_tell, standing
 from timeslice.agent.presence import FREE_S, Presence, Presences
-from timeslice.agent.selection import as_leave, as_selection, is_part, loses_weights
+from timeslice.agent.selection import as_selection, is_part, loses_weights
 from timeslice.agent.state import Note, Owed, Seen
 from timeslice.backends.base import Outcome, Probe, Selection
 from timeslice.backends.steps import together
@@ -115,7 +115,7 @@ class Mover:
     ) -> Seen:
         """Move a job's state, or the selected part of it, off the device. ``came``: who came in meanwhile, where this
         was begun before."""
-        leave = as_leave(selection)
+        leave = selection.as_leave()
         if job.probe.state in _OUT:
             return await self._moved_before(job, leave, deadline, came)
         if not locked:

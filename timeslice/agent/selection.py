@@ -39,7 +39,7 @@ def whole(targets: Sequence[Target], asked: Selection | None, modes: Collection[
 def refusal(targets: Sequence[Target], selection: Selection) -> str:
     """Why these processes can't leave like that, by what they declared; '' if they can, or declared nothing."""
     for target in filter(_declares, targets):
-        if why := target.unable(as_leave(selection)):
+        if why := target.unable(selection.as_leave()):
             return f"process {target.pid} {why}"
     return ""
 
@@ -51,10 +51,6 @@ def is_part(selection: Selection) -> bool:
 def loses_weights(selection: Selection) -> bool:
     """Whether a weight sync is due before the job computes again: all of it was dropped, or what is tagged so."""
     return selection.mode == "discard" and (not is_part(selection) or WEIGHTS in selection.tags)
-
-
-def as_leave(selection: Selection) -> Leave:
-    return Leave(mode=selection.mode, tags=selection.tags, slot=selection.slot)
 
 
 def as_selection(leave: Leave) -> Selection:

@@ -12,7 +12,7 @@ from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.memory import HostMemory
 from timeslice.agent.moving import Mover, at_once, fault
 from timeslice.agent.presence import Presence, Presences, naming
-from timeslice.agent.selection import as_leave, as_selection, loses_weights, refusal
+from timeslice.agent.selection import as_selection, loses_weights, refusal
 from timeslice.agent.state import ERROR_LENGTH, Answer, Note, Seen, Undo
 from timeslice.backends.base import Selection
 from timeslice.errors import BackendError, FaultKind
@@ -78,7 +78,7 @@ class Steps:
         saved = coming if coming and coming.probe.state is Residency.SUSPENDED else None
         leave = undo.leave | {job.name: undo.leave.get(job.name) or self._leave(job, command) for job in leaving}
         if saved:
-            leave[saved.name] = as_leave(self._mover.left(saved))
+            leave[saved.name] = self._mover.left(saved).as_leave()
         moved, returned = tuple(job.name for job in leaving), saved.name if saved else None
         await intend(Undo(moved=moved, returned=returned, force=command.force, leave=leave))
 
@@ -209,7 +209,7 @@ class Steps:
         selection = job.everything(asked) if command.force or command.into is None else asked
         if not command.force and (why := refusal(job.job.targets, selection)):
             raise fault(FaultKind.UNSUPPORTED, job, f"it can't leave as it was asked to: {why}")
-        return as_leave(selection)
+        return selection.as_leave()
 
     @staticmethod
     def _estimate(job: Presence, selection: Selection) -> Callable[[], Awaitable[int]]:

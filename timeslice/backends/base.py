@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
-from timeslice.models import ChannelAnswer, ChannelCommand, Residency, Target
+from timeslice.models import ChannelAnswer, ChannelCommand, Leave, Residency, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,10 @@ class Selection:
     mode: Literal["offload", "discard"] = "offload"
     tags: tuple[str, ...] = ()
     slot: str = ""  # one named instance of what the tags name, such as one adapter of many
+
+    def as_leave(self) -> Leave:
+        """The same, as it is written on the wire."""
+        return Leave(mode=self.mode, tags=self.tags, slot=self.slot)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from timeslice.backends.checks import fault, is_alive, is_foreign
 from timeslice.backends.devices import bytes_of, has_devices, measure_devices, missing_devices, used_bytes
 from timeslice.backends.steps import UNDO_S, Step, combine, together
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import ChannelAnswer, ChannelCommand, Leave, Residency, Target
+from timeslice.models import ChannelAnswer, ChannelCommand, Residency, Target
 
 PROBE_S = 5.0
 RESEND_S = 5.0  # an answer that is not there by then may be lost: ask again under the same id
@@ -132,9 +132,8 @@ class ChannelBackend(Backend):
 
     def _check(self, job: Job, selection: Selection) -> None:
         """Refuse what a workload did not say that it can, before anything is sent."""
-        leave = Leave(mode=selection.mode, tags=selection.tags, slot=selection.slot)
         for target in _listening(job):
-            if why := target.unable(leave):
+            if why := target.unable(selection.as_leave()):
                 raise fault(FaultKind.UNSUPPORTED, job, f"process {target.pid} {why}")
 
     async def _left_over(self, targets: Iterable[Target]) -> int:

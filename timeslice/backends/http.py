@@ -28,7 +28,7 @@ from timeslice.backends.http_sglang import SglangDialect
 from timeslice.backends.http_vllm import VllmDialect
 from timeslice.backends.steps import Step, combine, together
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import Leave, Target
+from timeslice.models import Target
 
 log = logging.getLogger("timeslice.backends")
 
@@ -180,10 +180,9 @@ class HttpBackend(Backend):
         return found
 
     def _refuse(self, job: Job, found: Sequence[Seen], selection: Selection) -> None:
-        leave = Leave(mode=selection.mode, tags=selection.tags, slot=selection.slot)
         for seen in found:
             # Of what was registered, what its kind of server has.
-            if why := seen.server.target.model_copy(update={"tags": seen.tags}).unable(leave):
+            if why := seen.server.target.model_copy(update={"tags": seen.tags}).unable(selection.as_leave()):
                 raise fault(FaultKind.UNSUPPORTED, job, f"server {seen.server.url} {why}")
 
     async def _refuse_crowded(self, job: Job, every: Sequence[Seen]) -> None:

@@ -92,7 +92,7 @@ def _hashed(path: Path) -> str:
     try:
         password = path.read_bytes().split(b"\n", 1)[0].decode().rstrip("\r")
     except UnicodeDecodeError:
-        raise click.UsageError(f"the first line of {path} has bytes that are no UTF-8") from None
+        raise click.UsageError(f"the first line of {path} has bytes that are no UTF-8: save it as UTF-8") from None
     if not password:
         raise click.UsageError(f"the first line of {path} is empty: a user without a password is open to everybody")
     return "#" + hashlib.sha256(password.encode()).hexdigest()

@@ -23,6 +23,7 @@ from timeslice.settings import Settings
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 _COMMAND = "timeslice.command"
+_END_S = 10.0  # for a command that must not go on
 _FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -76,6 +77,16 @@ class _Child:
     def terminate(self) -> None:
         if self._process is not None:
             self._process.terminate()
+
+    def end(self) -> None:
+        """Ask it to end, and kill it if it does not."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def wait(self) -> int:
         """Exit code as a shell reports it."""
@@ -203,8 +214,7 @@ def hold(
                 _register(client, leases, pid)
             except TimeSliceError:
                 note(f"error: {command[0]} is ended: the agents of this node could not be told of it")
-                child.terminate()
-                child.wait()  # before anybody else is let in
+                child.end()  # before anybody else is let in
                 raise
             code = child.wait()
             if code:
@@ -232,8 +242,8 @@ def _environment(client: Client, leases: Sequence[BaseLease], leave: Leave) -> d
 
 
 def _register(client: Client, leases: Sequence[BaseLease], pid: int) -> None:
-    """Tell the agents of this node about the command: what has to be suspended is its state, not ours. Where the server
-    does not answer, it is told behind. TimeSliceError when it refuses."""
+    """Tell the agents of this node about the command: what has to be suspended is its state, not ours. A server
+    that does not answer is told later. TimeSliceError when it refuses."""
     for lease in leases:
         if lease.lock_only or client.disabled:
             continue
