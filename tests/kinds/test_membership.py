@@ -9,6 +9,7 @@ import pytest
 from tests.agent.rig import until
 from tests.kinds.world import World
 from timeslice.locks import scripts
+from timeslice.locks.view import GroupView
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,13 @@ async def _hang_in(world: World, step: str) -> Any:
     turn = world.ask("b")
     await world.until(lambda view: view.state.get("swap_step") == step, f"the swap is at {step}")
     await until(lambda: f"{HANGS[step]} a" in world.rig("n1").fake.calls(), "n1 hangs")
+    await world.until(_elsewhere_nothing, "the other nodes have said that nothing of a is on them")
     return turn
+
+
+def _elsewhere_nothing(view: GroupView) -> bool:
+    """A job that was let in is taken to be on every node, until that node's agent says otherwise."""
+    return not [at for at in view.members if at.job == "a" and at.state == "resident" and at.node not in ("n1", "n2")]
 
 
 async def _goes_on(world: World, turn: Any, *nodes: str) -> None:
