@@ -34,9 +34,10 @@ from tests.frameworks.ray_workers import (
 from tests.support.jobs import wait_until
 from timeslice.client.aio import AsyncClient
 from timeslice.client.sync import Client
-from timeslice.errors import AcquireTimeoutError, UsageError
+from timeslice.errors import AcquireTimeoutError, LeaseLostError, UsageError
 from timeslice.integrations.ray import runtime_env, share
 from timeslice.integrations.ray_holder import LOST_S, Place, Turn
+from timeslice.locks import scripts
 from timeslice.up import LocalStack
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_jobs.py"
@@ -228,6 +229,23 @@ def test_a_shared_call_keeps_a_rival_out(job: str, rival: Client, make: Make, tm
     with rival.hold(SAMPLERS, timeout=60):
         assert (tmp_path / "other-left").exists()
     assert set(ray.get([one.pid.remote(), other.pid.remote()])) <= targets(rival, SAMPLERS, job)
+
+
+def test_a_shared_call_that_loses_its_lease(job: str, rival: Client, make: Make, tmp_path: Path) -> None:
+    """An operator takes the group away while it runs: its result is not passed off as computed inside of a hold, but
+    the error names who took it and why. It ran once, and the next call gets in and returns what it should."""
+    shared = share(make(Plain), SAMPLERS)
+    call = shared.stay.remote(str(tmp_path), "it", "go")
+    await_file(tmp_path / "it-inside")
+    state = rival.status(SAMPLERS).state
+    token = int(state["token"])
+    rival.driver.run(scripts.revoke(rival.group_keys(SAMPLERS), job, state["lease_id"], token, "eve", "a drill"))
+    with rival.hold(SAMPLERS, timeout=60):
+        (tmp_path / "go").touch()
+        with pytest.raises(LeaseLostError, match=r"samplers.*mine.*eve revoked it \(a drill\)"):
+            ray.get(call, timeout=60)
+    assert (tmp_path / "it-left").exists()
+    assert ray.get(shared.note.remote(1)) == 1
 
 
 def test_a_shared_actor_that_ray_restarts_is_known_again(job: str, rival: Client, make: Make) -> None:

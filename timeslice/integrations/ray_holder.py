@@ -57,7 +57,7 @@ class Holder:
         self._known: set[bytes] = set()  # actors that were registered once
 
     async def call(self, request: Request, line_name: str, number: int) -> Any:
-        """The result of the call. Raises what it raised, and what ``AsyncClient.hold`` raises."""
+        """The result of the call. Raises what it raised, what ``AsyncClient.hold`` raises, and LeaseLostError."""
         line = self._line(line_name)
         line.come(number)
         turn: Turn | None = None
@@ -81,7 +81,9 @@ class Holder:
         # stops waiting at once; the call itself may run on, and so long the groups are held.
         result = _result(sent)
         result.add_done_callback(turn.leave)
-        return await asyncio.shield(result)
+        value = await asyncio.shield(result)
+        await turn.ensure_stood()
+        return value
 
     def _line(self, name: str) -> Line:
         line = self._lines.setdefault(name, Line())
@@ -134,6 +136,15 @@ class Turn:
             self._over.set()
             if not self.granted.done():
                 self._holding.cancel()
+
+    async def ensure_stood(self) -> None:
+        """LeaseLostError when a lease was lost while a call ran. The last call has that from the answer to the yield,
+        which it waits for."""
+        if self._over.is_set():
+            await asyncio.wait([self._holding])
+        for lease in self.granted.result():
+            if lease.lost.is_set():
+                lease.ensure_held()  # raises
 
     async def _hold(self, client: AsyncClient, place: Place) -> None:
         try:
