@@ -72,6 +72,41 @@ async def test_a_node_that_leaves_is_not_waited_for(world: World, step: str) -> 
     await _goes_on(world, turn, "n1", "n2")
 
 
+async def test_a_node_that_leaves_while_a_job_that_is_not_on_it_holds(world: World) -> None:
+    """The holder is taken to be on every node, but its agent sees better: the group goes on without that node, and the
+    holder is not disturbed."""
+    await world.start("n1", "n2")
+    leaver = await world.spawn_agent("n3", leave=True)
+    await world.job("a", "n1", "n2")
+    grant = await world.enter("a")
+    await world.job("b", "n1", "n2")
+    turn = world.ask("b")
+    leaver.terminate()
+    assert leaver.wait(20) == 0
+    view = await world.view()
+    assert (set(view.nodes), view.holder, view.state["token"]) == ({"n1", "n2"}, "a", str(grant.token))
+    await world.leave("a")
+    await world.inside(turn)
+
+
+async def test_a_node_that_leaves_with_a_process_of_the_holder_is_waited_for(world: World) -> None:
+    """It may have loaded something since the last look: nobody is let in until the agent is back."""
+    await world.start("n1", "n2")
+    leaver = await world.spawn_agent("n3", leave=True)
+    await world.load("a", "n1", "n2", "n3")
+    await world.enter("a")
+    leaver.terminate()
+    assert leaver.wait(20) == 0
+    await world.leave("a")
+    await world.job("b", "n1")
+    turn = world.ask("b")
+    await world.until(lambda view: "n3 unreachable" in view.state["reason"], "n3 is waited for")
+    assert not turn.task.done()
+    await world.spawn_agent("n3")
+    await world.inside(turn)
+    assert world.rig("n3").fake.state("a") == "suspended"
+
+
 @pytest.mark.parametrize("step", HANGS)
 async def test_a_node_that_is_forgotten_is_not_waited_for(world: World, step: str) -> None:
     """Its machine burns; the group names it, and goes on once an operator has said that it will not come back."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.locks.lab import Lab
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Granted, Observed, Queued
@@ -105,6 +107,28 @@ def test_an_agent_that_leaves_nothing_behind_is_gone(lab: Lab) -> None:
     assert lab.run(scripts.leave(lab.group, "n2")) is True
     assert list(lab.view.nodes) == ["n1"]
     assert isinstance(lab.ask("b1", served=True), Granted)
+
+
+def test_an_agent_that_saw_nothing_of_the_holder_is_gone(lab: Lab) -> None:
+    """Who is let in is taken to be on every node; an agent that leaves knows better of its own, and of no other's."""
+    lab.join("n1", "n2", "n3")
+    lease = lab.grant("a1", served=True)
+    assert lab.run(scripts.leave(lab.group, "n2", ["b", "a"])) is True
+    assert lab.holder == "a1"
+    assert lab.run(scripts.leave(lab.group, "n3", ["b"])) is False
+    lab.release("a1", lease)
+    lab.beat("n3")
+    lab.report("n3", Observed("a", "absent"))
+    assert (residents(lab), list(lab.view.nodes)) == (["a"], ["n1", "n3"])
+
+
+@pytest.mark.parametrize("state", ["suspended", "suspending", "restoring", "faulted"])
+def test_what_was_seen_of_a_job_is_not_taken_back_by_leaving(lab: Lab, state: str) -> None:
+    """That a node has a job's copy, or is in doubt of it, was told by its agent: an empty look does not undo that."""
+    lab.join("n1", "n2")
+    lab.report("n2", Observed("a", state))
+    assert lab.run(scripts.leave(lab.group, "n2", ["a"])) is False
+    assert "n2" in lab.view.nodes
 
 
 def test_an_operator_who_forgets_a_node_forgets_what_was_on_it(lab: Lab) -> None:

@@ -41,6 +41,14 @@ class Heartbeat:
         await scope.keep_floor(fence=pulse.token)  # from now on, a server that knows less has lost data
         await self._report(pulse, found, number, whole=True)
 
+    async def absent(self) -> list[str]:
+        """Jobs of which nothing is here, and no process that might load something: to be told when the node leaves."""
+        view = await self._scope.driver.view(self._scope.keys)
+        await self._take(view)
+        found = await self._looker.look(view, whole=True)
+        out = {each.job for each in found if each.state in {Residency.ABSENT, Residency.GONE}}
+        return sorted(out - set(self._scope.registry.jobs()))
+
     async def run(self) -> None:
         """Beat for ever; a fault is logged, and the next beat comes in its time."""
         trouble, pause = "", self._ttl_s / 3

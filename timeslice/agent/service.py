@@ -156,7 +156,7 @@ class _Agent:
         ]
 
     async def drain(self) -> None:
-        """Take no more orders, and let what is being moved arrive."""
+        """Take no more orders, and let what is being moved arrive. Nobody else has the turn from then on."""
         self._reader.cancel()
         waits = [asyncio.create_task(executor.turn.acquire()) for executor in self._executors.values()]
         _, late = await asyncio.wait(waits, timeout=STOP_GRACE_S)
@@ -171,12 +171,22 @@ class _Agent:
         try:
             left = self._options.leave
             if self._options.leave:
-                for scope in self._scopes.values():
-                    call = scripts.leave(scope.keys, scope.node, floor=scope.floor)
-                    left = await self._driver.run(call, deadline_s=2.0) and left
+                for heart, scope in zip(self._hearts, self._scopes.values(), strict=True):
+                    left = await self._leave(heart, scope) and left
             await self._record.release(left=left)
-        except TimeSliceError as error:
+        except (TimeSliceError, OSError) as error:  # such as no descriptor left to look into /proc
             log.warning("node %s: could not take its leave: %s", self._options.node, error)
+
+    async def _leave(self, heart: Heartbeat, scope: Scope) -> bool:
+        absent = await heart.absent()
+        left = await self._driver.run(scripts.leave(scope.keys, scope.node, absent, floor=scope.floor), deadline_s=2.0)
+        if not left:
+            log.warning(
+                "group %s: node %s has state or processes of jobs and stays, unreachable: nobody is let in until its "
+                "agent is back, or for a machine that is gone for good: timeslice node forget %s",
+                *(scope.name, scope.node, scope.node),
+            )
+        return left
 
     async def _equip(self, name: str) -> Scope:
         options = self._options

@@ -58,9 +58,12 @@ def heartbeat(
     return make_call("heartbeat", group, (floor, node, ttl_ms, vouched, fence), parse)
 
 
-def leave(group: GroupKeys, node: str, *, floor: int = 0) -> Call[bool]:
-    """Take one's own node out of the group. False: state of jobs is on it, so it stays, unreachable."""
-    return make_call("leave", group, (floor, node), lambda reply: text(reply[0]) == "ok")
+def leave(group: GroupKeys, node: str, absent: Sequence[str] = (), *, floor: int = 0) -> Call[bool]:
+    """Take one's own node out of the group. False: state of jobs is on it, so it stays, unreachable.
+
+    ``absent``: jobs of which nothing is there, seen just now. The group takes who was let in to be on every node.
+    """
+    return make_call("leave", group, (floor, node, *absent), lambda reply: text(reply[0]) == "ok")
 
 
 def accepted(
