@@ -294,7 +294,9 @@ def main() -> None:
     parser.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not find_spec("jax"):
-        raise SystemExit("this example needs JAX: pip install 'timeslice-rl[jax,demo]', or scripts/frameworks")
+        raise SystemExit(
+            "this example needs JAX: in a checkout: pip install '.[jax,demo]', or run it by scripts/frameworks"
+        )
     if arguments.job:
         job(Path(arguments.job[0]), *map(int, arguments.job[1:]))
         return

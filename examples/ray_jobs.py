@@ -17,7 +17,6 @@ import logging
 import os
 import platform
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,8 +33,11 @@ from typing import Any
 try:
     import ray
 except ModuleNotFoundError:
-    raise SystemExit("this example needs Ray: pip install 'timeslice-rl[ray,demo]', or scripts/frameworks") from None
+    raise SystemExit(
+        "this example needs Ray: in a checkout: pip install '.[ray,demo]', or run it by scripts/frameworks"
+    ) from None
 import numpy as np
+import turns
 
 import timeslice
 from timeslice.arena import Arena
@@ -205,6 +207,7 @@ class Cluster:
             log_to_driver=False,
             _temp_dir=str(folder / "ray"),
         )
+        turns.end_on_signals()  # again: Ray has just taken SIGTERM for itself, and would leave all the rest behind
         self.address = info.address_info["gcs_address"]
 
     def run(self, name: str, jobs: tuple[str, ...]) -> dict[str, Any]:
@@ -250,7 +253,14 @@ class Cluster:
         environment = {**os.environ, "TIMESLICE_JOB": job, "TIMESLICE_URL": self.local.url}
         with (self.folder / f"{job}.log").open("wb") as log:
             pipe = subprocess.PIPE
-            return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log)
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal is the example's to handle
+            )
 
     def _failed(self, job: str) -> SystemExit:
         return SystemExit(f"the driver of job {job} failed:\n{(self.folder / f'{job}.log').read_text()[-3000:]}")
@@ -333,7 +343,7 @@ def main() -> None:
         return
     if arguments.steps < 1:
         parser.error("--steps: at least 1")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    turns.end_on_signals()
     report = run(arguments.steps)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")

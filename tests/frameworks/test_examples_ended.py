@@ -19,7 +19,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.parametrize(
     ("example", "child"),
-    [("torch_grpo", "--job"), ("jax_ppo", "--job"), ("trl_grpo", "--job"), ("torchrun_gang", " -u ")],  # its ranks
+    [
+        ("torch_grpo", "--job"),
+        ("jax_ppo", "--job"),
+        ("trl_grpo", "--job"),
+        ("ray_jobs", "--driver"),
+        ("torchrun_gang", " -u "),
+    ],  # its ranks
 )
 def test_an_example_that_is_ended_leaves_nothing(example: str, child: str) -> None:
     """By a plain kill while a job runs: no process, mount or file is left, and no traceback."""
@@ -29,12 +35,15 @@ def test_an_example_that_is_ended_leaves_nothing(example: str, child: str) -> No
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("example", ["torch_grpo", "jax_ppo", "trl_grpo"])
-def test_ctrl_c_is_the_examples_to_handle(example: str) -> None:
+@pytest.mark.parametrize(
+    ("example", "child"),
+    [("torch_grpo", "--job"), ("jax_ppo", "--job"), ("trl_grpo", "--job"), ("ray_jobs", "--driver")],
+)
+def test_ctrl_c_is_the_examples_to_handle(example: str, child: str) -> None:
     """A terminal sends it to all processes: the jobs say nothing of it, and nothing is left."""
     with tempfile.TemporaryDirectory(prefix="ex") as temporary:
         command = [sys.executable, str(EXAMPLES / f"{example}.py")]
-        said = end_in_the_middle(command, signal.SIGINT, Path(temporary), "--job", terminal=True)
+        said = end_in_the_middle(command, signal.SIGINT, Path(temporary), child, terminal=True)
     assert "KeyboardInterrupt" not in said
 
 
