@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
 import socket
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from contextlib import ExitStack
 
 import pytest
 
 from tests.cli.conftest import Cli, World, eventually
 from tests.conftest import ServerFactory
-from tests.readiness.conftest import Port, ask, readiness, state
+from tests.readiness.conftest import DEADLINE_S, Port, ask, readiness, state
 from tests.security.conftest import GROUP, OTHER, Users, guarded, users
 from tests.support.ports import free_port
 from timeslice import web
@@ -198,19 +199,27 @@ def test_many_probes_share_what_was_read_after_they_came(redis_url: str, prefix:
     world.hold_lock_only("samplers", "a")
     made = Port(redis_url, prefix)
     reads: list[object] = []
+    all_came = threading.Event()
     ask_server = made.driver.run
 
     async def counted(*args: object, **more: object) -> object:
         reads.append(args)
+        await asyncio.to_thread(all_came.wait, DEADLINE_S)
         await asyncio.sleep(0.1)  # a slow server
         return await ask_server(*args, **more)  # type: ignore[arg-type]
 
     made.driver.run = counted  # type: ignore[method-assign,assignment]
     try:
-        with ThreadPoolExecutor(100) as pool:
-            found = list(pool.map(lambda _: state(made.number, "a", "samplers"), range(100)))
-        assert set(found) == {"ready"}
-        assert len(reads) < 50
+        with ExitStack() as asked:
+            probes = []
+            for _ in range(100):
+                probe = http.client.HTTPConnection("127.0.0.1", made.number, timeout=DEADLINE_S)
+                asked.callback(probe.close)
+                probe.request("GET", "/jobs/a/ready?group=samplers")
+                probes.append(probe)
+            all_came.set()
+            assert {json.load(probe.getresponse())["state"] for probe in probes} == {"ready"}
+        assert 1 <= len(reads) < 50
         world.driver.run(
             scripts.yield_(
                 world.keys.group("samplers"), "w-a", world.driver.view(world.keys.group("samplers")).number("token")
@@ -218,6 +227,7 @@ def test_many_probes_share_what_was_read_after_they_came(redis_url: str, prefix:
         )
         assert state(made.number, "a", "samplers") == "absent"
     finally:
+        all_came.set()
         made.close()
 
 
