@@ -7,6 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 
+from timeslice.client.identity import as_asked
 from timeslice.errors import RedisUnreachableError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
@@ -52,9 +53,20 @@ class Registration(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @abstractmethod
     def _refresh(self, *, deadline_s: float) -> None:
         """Register, for the first time or again, unless it is closed."""
+        with self._telling:
+            if self._closed.is_set():
+                return
+            self._declare()
+            told = None
+            while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
+                told = now
+                self._register(told, deadline_s)
+
+    @abstractmethod
+    def _declare(self) -> None:
+        """Put it into what the holds of this process tell."""
 
     @abstractmethod
     def _forget(self) -> None:

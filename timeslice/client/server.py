@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from timeslice.client.identity import as_asked, beside, declared, process_id, process_start, this_target
+from timeslice.client.identity import beside, declared, process_id, process_start, this_target
 from timeslice.client.registration import CLOSE_S, REFRESH_S, Registration
 from timeslice.errors import TimeSliceError, UsageError
 from timeslice.models import Mode, Target, brief
@@ -107,6 +107,12 @@ class Server(Registration):
         self._thread.join(REFRESH_S)
         self._driver.close()
 
+    def _declare(self) -> None:
+        if self.target.channel:
+            declared[self.group, self.job] = self.target
+        else:
+            beside.setdefault((self._pid, self.group, self.job), {})[self.target.pid] = self.target
+
     def _forget(self) -> None:
         if self.target.channel:
             declared.pop((self.group, self.job), None)
@@ -116,19 +122,6 @@ class Server(Registration):
     def _turn(self) -> None:
         if not self._closed.wait(REFRESH_S):
             self._refresh(deadline_s=REFRESH_S)
-
-    def _refresh(self, *, deadline_s: float) -> None:
-        with self._telling:
-            if self._closed.is_set():
-                return
-            if self.target.channel:
-                declared[self.group, self.job] = self.target
-            else:
-                beside.setdefault((self._pid, self.group, self.job), {})[self.target.pid] = self.target
-            told = None
-            while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
-                told = now
-                self._register(told, deadline_s)
 
 
 def _target_of(group: str, job: str, pid: int) -> Target:

@@ -203,6 +203,9 @@ class Workload(Registration):
             log.warning("%s closed while its state is out: no agent will bring it back, so do it yourself", self._what)
         self._driver.close()
 
+    def _declare(self) -> None:
+        declared[self.group, self.job] = self.target
+
     def _forget(self) -> None:
         declared.pop((self.group, self.job), None)
 
@@ -234,15 +237,7 @@ class Workload(Registration):
             self._after = last
         elif _position(last) < _position(self._after):
             self._after = "0-0"
-        with self._telling:
-            if self._closed.is_set():
-                return
-            declared[self.group, self.job] = self.target
-            told = None
-            # A hold may change it meanwhile.
-            while (now := this_target(self.group, self.job, self.target.host)) != told:
-                told = now
-                self._register(told, deadline_s)
+        super()._refresh(deadline_s=deadline_s)
         self._refresh_at = time.monotonic() + REFRESH_S
 
     def _obey(self, body: str) -> None:
