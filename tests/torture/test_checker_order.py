@@ -136,6 +136,38 @@ def an_agent_is_silent_and_what_moves_nothing_goes_on() -> Tale:
     return tale
 
 
+@good
+def an_agent_has_ended_and_the_next_one_starts() -> Tale:
+    tale = Tale()
+    tale.told("NodeJoined", node="n1")
+    tale.told("WaiterQueued", "b-1")
+    tale.died("agent.1", -9, meant=True)
+    tale.wait(6)
+    tale.granted("a-1", how="no-op")
+    return tale
+
+
+@breaks("order")
+def what_moves_nothing_passes_long_after_an_agent_ended() -> Tale:
+    tale = Tale()
+    tale.told("NodeJoined", node="n1")
+    tale.died("agent.1", -9, meant=True)
+    tale.told("WaiterQueued", "b-1")
+    tale.wait(13)
+    tale.granted("a-1", how="no-op")
+    return tale
+
+
+@breaks("order")
+def what_moves_nothing_passes_because_a_job_ended() -> Tale:
+    tale = Tale()
+    tale.told("NodeJoined", node="n1")
+    tale.told("WaiterQueued", "b-1")
+    tale.died("c.1", -9, meant=True)
+    tale.granted("a-1", how="no-op")
+    return tale
+
+
 @breaks("order")
 def what_moves_nothing_passes_without_a_reason() -> Tale:
     tale = Tale()
@@ -151,7 +183,7 @@ def what_moves_nothing_passes_long_after_the_reason() -> Tale:
     tale.told("NodeJoined", node="n1")
     tale.heals(tale.fault("stop", "agent.1"))
     tale.told("WaiterQueued", "b-1")
-    tale.wait(9)
+    tale.wait(13)
     tale.granted("a-1", how="no-op")
     return tale
 

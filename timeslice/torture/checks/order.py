@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from timeslice.torture.checks.story import SECOND, Story, Terms, Violation
 from timeslice.torture.history import Told
 
-_BACK_S = 8.0  # an agent's node is heard of again so soon after a fault, also on a busy machine
+_BACK_S = 12.0  # an agent's node is heard of again so soon after a fault or its death, also on a busy machine
 
 Place = tuple[int, int]  # band, number of arrival
 
@@ -140,9 +140,13 @@ def _served(story: Story, group: str) -> bool:
 def _agents_disturbed(story: Story, group: str, at: int) -> bool:
     """Whether a node of the group may be silent: something is done to an agent or to the server, or was a moment ago.
 
-    An agent that was killed has to start, and what the stream tells is read a moment later.
+    The next agent has to start, also where the last one killed itself or went on purpose, which is no fault; and what
+    the stream tells is read a moment later.
     """
     since = at - _BACK_S * SECOND
+    ends = (died.at for label, died in story.died.items() if label in story.born and story.born[label].role == "agent")
+    if any(since <= end <= at for end in ends):
+        return True
     return any(
         harm.at <= at and harm.until >= since
         for harm in story.harms_to(group)
