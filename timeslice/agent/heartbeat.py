@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from timeslice.agent import fencing, procfs
+from timeslice.agent.discovery.environment import FRESH_S
 from timeslice.agent.executor import Executor
 from timeslice.agent.group import Scope
 from timeslice.agent.idle import AFTER_S, IdleHolders
@@ -31,23 +32,29 @@ class Heartbeat:
 
     async def join(self) -> None:
         """The first beat. Every known job was probed before anything is said. Raises what is wrong."""
+        await self._tell_all(first=True)
+
+    async def absent(self) -> list[str]:
+        """The last beat: the group hears all that is here, also if it had lost that. Jobs of which nothing is here, and
+        no process that might load something: to be told when the node leaves."""
+        found = await self._tell_all(first=False)
+        registry = self._scope.registry
+        claimed = {name.split("/")[0] for name in registry.refused}  # by processes that nobody watches
+        out = {each.job for each in found if each.state in {Residency.ABSENT, Residency.GONE}}
+        return sorted(out - claimed - set(registry.jobs()))
+
+    async def _tell_all(self, *, first: bool) -> list[Observed]:
+        """Look at everything, and then say that the node lives, and what is here."""
         scope = self._scope
         view = await scope.driver.view(scope.keys)
-        await self._take(view)
+        await self._take(view, fresh_s=FRESH_S if first else 0)
         scope.raise_floor(view.counter)
         number = scope.floor
-        found = await self._looker.look(view, first=True, whole=True)
+        found = await self._looker.look(view, first=first, whole=True)
         pulse = await self._pulse(view)
         await scope.keep_floor(fence=pulse.token)  # from now on, a server that knows less has lost data
         await self._report(pulse, found, number, whole=True)
-
-    async def absent(self) -> list[str]:
-        """Jobs of which nothing is here, and no process that might load something: to be told when the node leaves."""
-        view = await self._scope.driver.view(self._scope.keys)
-        await self._take(view)
-        found = await self._looker.look(view, whole=True)
-        out = {each.job for each in found if each.state in {Residency.ABSENT, Residency.GONE}}
-        return sorted(out - set(self._scope.registry.jobs()))
+        return found
 
     async def run(self) -> None:
         """Beat for ever; a fault is logged, and the next beat comes in its time."""
@@ -92,9 +99,9 @@ class Heartbeat:
                 await self._idle.look(view)
         return await self._report(pulse, found, number, whole=whole)
 
-    async def _take(self, view: GroupView) -> None:
+    async def _take(self, view: GroupView, *, fresh_s: float = FRESH_S) -> None:
         fencing.check_server(self._scope.ledger, view)
-        await self._scope.learn(view)
+        await self._scope.learn(view, fresh_s=fresh_s)
 
     async def _pulse(self, view: GroupView) -> Pulse:
         scope = self._scope

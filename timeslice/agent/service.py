@@ -39,6 +39,7 @@ from timeslice.web import EVERYWHERE, Web
 log = logging.getLogger("timeslice.agent")
 
 FILES = 1 << 16  # descriptors; often only 1024 may be had unless one asks
+_LEAVE_TRIES = 3
 STOP_GRACE_S = 30.0  # an order in progress may end; a checkpoint that is cut off loses the process
 
 
@@ -168,18 +169,27 @@ class _Agent:
 
     async def depart(self) -> None:
         """Let the node id go, and with ``leave`` the groups."""
+        left = [self._options.leave]
+        if self._options.leave:
+            left += await asyncio.gather(*map(self._leave, self._hearts, self._scopes.values()))
         try:
-            left = self._options.leave
-            if self._options.leave:
-                for heart, scope in zip(self._hearts, self._scopes.values(), strict=True):
-                    left = await self._leave(heart, scope) and left
-            await self._record.release(left=left)
-        except (TimeSliceError, OSError) as error:  # such as no descriptor left to look into /proc
-            log.warning("node %s: could not take its leave: %s", self._options.node, error)
+            await self._record.release(left=all(left))
+        except TimeSliceError as error:
+            log.warning("node %s: could not let its id go: %s", self._options.node, error)
 
     async def _leave(self, heart: Heartbeat, scope: Scope) -> bool:
-        absent = await heart.absent()
-        left = await self._driver.run(scripts.leave(scope.keys, scope.node, absent, floor=scope.floor), deadline_s=2.0)
+        """Whether the group was left. One that can't be keeps the node in no other."""
+        left, absent = False, None
+        try:
+            for _ in range(_LEAVE_TRIES):
+                before, absent = absent, await heart.absent()
+                call = scripts.leave(scope.keys, scope.node, absent, floor=scope.floor)
+                left = await self._driver.run(call, deadline_s=2.0)
+                if left or absent == before:  # else somebody may have been let in since the look
+                    break
+        except (TimeSliceError, OSError) as error:  # such as no descriptor left to look into /proc
+            log.warning("group %s: node %s could not take its leave: %s", scope.name, scope.node, error)
+            return False
         if not left:
             log.warning(
                 "group %s: node %s has state or processes of jobs and stays, unreachable: nobody is let in until its "
