@@ -62,8 +62,11 @@ class Tale:
     def born(self, label: str, role: Literal["job", "agent", "coordinator", "server"], **more: Any) -> None:
         self.add(Born(**self._stamp("run"), label=label, role=role, **more))
 
-    def died(self, label: str, code: int, *, meant: bool = False) -> None:
-        self.add(Died(**self._stamp("run"), label=label, code=code, meant=meant))
+    def died(self, label: str, code: int, *, meant: bool = False, seen_s: float = 0.0) -> None:
+        """``seen_s``: how long before it was seen to run; 0 if that is not known."""
+        said = self._stamp("run")
+        ran = said["at"] - int(seen_s * SECOND) if seen_s else 0
+        self.add(Died(**said, label=label, code=code, meant=meant, ran=ran))
 
     def asks(self, who: str) -> None:
         self._requests[who] = self._requests.get(who, 0) + 1

@@ -47,6 +47,25 @@ def killed_inside() -> Tale:
 
 
 @good
+def ended_inside_before_the_run_saw_it() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.enters("b.1")
+    tale.died("a.1", -9, meant=True, seen_s=0.25)
+    return tale
+
+
+@breaks("overlap")
+def ended_inside_and_was_seen_to_run_beside_the_next() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.enters("b.1")
+    tale.wait(0.4)
+    tale.died("a.1", -9, meant=True, seen_s=0.25)
+    return tale
+
+
+@good
 def stopped_past_its_lease() -> Tale:
     tale = Tale()
     tale.enters("a.1")

@@ -140,6 +140,31 @@ def the_other_is_dead() -> Tale:
 
 
 @good
+def the_other_is_dead_and_the_run_looked_late() -> Tale:
+    """It was busy with a fault, or with nothing, and had not looked for two seconds."""
+    tale = Tale()
+    tale.enters("a.1")
+    tale.checks("a.1", "x", "x")
+    tale.leaves("a.1")
+    tale.enters("b.1")
+    tale.wait(1.8)
+    tale.died("a.1", 0, meant=True, seen_s=2.2)
+    return tale
+
+
+@breaks("resident")
+def the_other_was_seen_to_run_after_that() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.checks("a.1", "x", "x")
+    tale.leaves("a.1")
+    tale.enters("b.1")
+    tale.wait(0.3)
+    tale.died("a.1", 0, meant=True, seen_s=0.2)
+    return tale
+
+
+@good
 def the_other_ended_while_it_was_brought_back() -> Tale:
     """The agent has not heard of it yet, and goes on with what is no more; what it measures tells."""
     tale = _swapped("restore begin")

@@ -26,7 +26,7 @@ from timeslice.torture.backend import TortureBackend, knob_file
 from timeslice.torture.clock import prepare_server
 from timeslice.torture.faults import Deed, World, choose
 from timeslice.torture.fleet import make_fleet
-from timeslice.torture.history import Writer
+from timeslice.torture.history import Died, Writer, read_so_far
 from timeslice.torture.processes import Child, Processes, Role
 from timeslice.torture.proxy import Proxy
 from timeslice.torture.schedule import KINDS, Planned
@@ -283,3 +283,20 @@ async def test_a_backend_misbehaves_and_says_that_it_did(
     await made.suspend(job, Selection(), deadline_s=1.0)
     assert len(inner.done) == before + 1
     writer.close()
+
+
+def test_an_end_is_told_with_when_the_process_was_last_seen_to_run(world: World) -> None:
+    """Whoever judges knows between which two looks it came, however far they lie apart."""
+    child, processes = world.processes.having("agent")[0], world.processes
+    assert child.process is not None
+    child.doomed = True
+    before = time.monotonic_ns()
+    processes.keep(0.0)
+    seen = time.monotonic_ns()
+    child.process.kill()
+    child.process.wait()
+    ended = time.monotonic_ns()
+    processes.keep(0.0)
+    lines = read_so_far(world.knobs.parent / "run.jsonl")
+    (died,) = [line for line in lines if isinstance(line, Died) and line.at > before]
+    assert before <= died.ran <= seen < ended <= died.at

@@ -107,8 +107,9 @@ class Born(_Line):
 
 
 class Died(_Line):
-    """A process that the run started has ended, at this time or a moment earlier. ``code`` as subprocess gives it.
+    """A process that the run started has ended, between ``ran`` and this time. ``code`` as subprocess gives it.
 
+    ``ran``: when the run saw last that it had not ended, which may be long before; 0 if that is not known.
     ``meant``: the run killed it, or its work was done. A job that touches its device memory after its lease is over and
     it was moved away dies of SIGBUS (-7), which is right. Any other end is a fault of the product.
     """
@@ -118,6 +119,7 @@ class Died(_Line):
     code: int
     meant: bool
     detail: str = ""
+    ran: int = 0
 
 
 class Fault(_Line):

@@ -10,6 +10,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ class Child:
     heals: list[int] = field(default_factory=list)  # faults that are over when it runs again
     killed: bool = False  # by the run
     doomed: bool = False  # told to kill itself
+    ran: int = 0  # when it was last seen to run, on the history's clock
     kill_at: str = ""  # where its next process does so, see ``killpoints``
 
     @property
@@ -86,8 +88,10 @@ class Processes:
         """Note who ended, and start who is due. Returns the children that ended for good."""
         done = []
         for child in list(self.children):
+            seen = time.monotonic_ns()
             if child.process is not None and child.process.poll() is not None:
                 self._bury(child, now)
+            child.ran = seen
             if child.process is None and child.again_at is None:
                 self.children.remove(child)
                 done.append(child)
@@ -100,6 +104,8 @@ class Processes:
         assert child.process is not None
         child.killed, child.again_at, child.stopped = True, again_at, False
         child.heals.append(fault)
+        if child.running:
+            child.ran = time.monotonic_ns()
         child.process.kill()
 
     def stop(self, child: Child) -> None:
@@ -167,7 +173,8 @@ class Processes:
         obeyed = child.doomed and code == -signal.SIGKILL
         meant = child.killed or finished or obeyed
         detail = "" if meant else self._last_words(child.label)
-        self._writer.write(Died(who="run", label=child.label, code=code, meant=meant, detail=detail))
+        said = {"label": child.label, "code": code, "meant": meant, "detail": detail, "ran": child.ran}
+        self._writer.write(Died.model_validate({"who": "run", **said}))
         child.process = None
         if finished:
             child.again_at = None

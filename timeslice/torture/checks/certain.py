@@ -42,7 +42,8 @@ class Certain:
     """Goes forward through the lines of a story, once.
 
     When a process of a job begins or ends on a node, nothing is certain of that job there: its memory went with it.
-    An end that nobody caused is written down up to ``NOTICED_S`` after it.
+    An end that nobody caused is written down some time after it: when it came, after the process was last seen to run,
+    is unknown. Where that is unknown, too, it came up to ``NOTICED_S`` before.
     A line of the job itself, or of a look, may be written a moment after what it tells; so it is a sign only of a job
     that no agent has touched yet. A backend that was told to lie says that it did what it did not do, and one that
     has not heard yet that a process ended brings back what is no more: what it measured before it said so tells.
@@ -80,9 +81,8 @@ class Certain:
         )
 
     def _is_ending(self, node: str, job: str) -> bool:
-        until = self._now + NOTICED_S * SECOND
         return any(
-            self._now <= death.at <= until
+            (death.ran or death.at - NOTICED_S * SECOND) <= self._now <= death.at
             and (born := self._story.born.get(label))
             and (born.node, born.job) == (node, job)
             for label, death in self._story.died.items()

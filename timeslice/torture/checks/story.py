@@ -117,7 +117,7 @@ class Story:
         self.tries: dict[tuple[str, str], Try] = {}
         self.born: dict[str, Born] = {}
         self.died: dict[str, Died] = {}
-        self.ends: dict[str, int] = {}  # label -> when its process was at its end at the latest
+        self.ends: dict[str, int] = {}  # label -> from when on its process may have been at its end
         self.moves: dict[tuple[str, str, str], list[Moved]] = defaultdict(list)  # (group, node, job) -> in order
         self.devices: list[OnDevice] = []
         self.told: dict[str, list[Told]] = defaultdict(list)  # group -> in the stream's order
@@ -134,7 +134,7 @@ class Story:
                     self.born[line.label] = line
                 case Died():
                     self.died[line.label] = line
-                    self._end(line.label, line.at)
+                    self._end(line.label, line.ran or line.at)
                 case Fault():
                     faults[line.id] = line
                     if line.harm == "kill" and line.label:
@@ -185,7 +185,7 @@ class Story:
         return sorted({found.group for found in self.tries.values()} | set(self.told))
 
     def end_of(self, label: str) -> float:
-        """When that process ended; NEVER if nobody saw it end."""
+        """From when on that process may have ended: the run looks now and then. NEVER if nobody saw it end."""
         return self.ends.get(label, NEVER)
 
     def bodies_of(self, group: str) -> list[Try]:
