@@ -54,18 +54,41 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def _draw(columns: Sequence[str], cells: list[list[str]]) -> None:
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(soft_wrap=False, highlight=False)
+    room = console.width - 2 * (len(columns) - 1)
+    whole = [[name.upper(), *column] for name, *column in zip(columns, *cells, strict=True)]
+    natural = [max(map(cell_len, column)) for column in whole]
+    words = [max(cell_len(word) for cell in column for word in cell.split(" ")) for column in whole]
+    narrow = [max(word, min(width, _NARROW)) for word, width in zip(words, natural, strict=True)]
+    if sum(narrow) > room:
+        _draw_fields(columns, cells)
+        return
+    widths = natural
+    while sum(widths) > room:  # the widest gives way
+        cap = max(width for width, least in zip(widths, narrow, strict=True) if width > least)
+        widths = [max(least, min(width, cap - 1)) for width, least in zip(widths, narrow, strict=True)]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in columns[:-1]:
-        table.add_column(name.upper(), no_wrap=True, overflow="fold")
-    table.add_column(columns[-1].upper(), overflow="fold", min_width=16)  # the long one takes what room is left
+    for name, width in zip(columns, widths, strict=True):
+        table.add_column(name.upper(), width=width)
     for row in cells:
         table.add_row(*(Text(cell, style=_STYLES.get(cell.split(" ", 1)[0], "")) for cell in row))
-    Console(soft_wrap=False, highlight=False).print(table)
+    console.print(table)
 
+
+def _draw_fields(columns: Sequence[str], cells: list[list[str]]) -> None:
+    """For a terminal that is too narrow for the columns: a line for each cell, and nothing is left out."""
+    for at, row in enumerate(cells):
+        if at:
+            click.echo()
+        print_fields(dict(zip(columns, row, strict=True)))
+
+
+_NARROW = 16  # columns of sentences are folded down to this; words are never broken
 
 _STYLES = {
     "blocked": "bold red",

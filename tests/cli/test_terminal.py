@@ -1,0 +1,51 @@
+"""What a person sees on a terminal, however narrow it is."""
+
+from __future__ import annotations
+
+import os
+import pty
+
+import pytest
+
+from tests.cli.conftest import Cli, World
+
+
+def shown(cli: Cli, *args: str, columns: int) -> str:
+    """What the command writes to a terminal of that width."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    process = cli.start(*args, stdin=theirs, stdout=theirs, env=environment)
+    os.close(theirs)
+    read = b""
+    try:
+        while some := os.read(ours, 4096):
+            read += some
+    except OSError:
+        pass  # the terminal's other side was closed
+    finally:
+        os.close(ours)
+    assert process.wait(20) == 0
+    return read.decode()
+
+
+@pytest.mark.parametrize("columns", [30, 80, 100, 250])
+def test_no_column_is_lost_on_a_narrow_terminal(cli: Cli, world: World, columns: int) -> None:
+    """Name, agent and fault of a node are what one looks for; 80 columns showed none of them."""
+    node = "node-of-the-far-rack"
+    world.serve("trainers", node)
+    text = shown(cli, "nodes", columns=columns)
+    for column in ("node", "agent", "groups", "devices", "host memory", "version", "last fault"):
+        assert column in text.lower(), text
+    assert node in text
+    assert "trainers" in text
+
+
+@pytest.mark.parametrize("columns", [30, 80, 110])
+def test_names_are_whole_on_a_narrow_terminal(cli: Cli, world: World, columns: int) -> None:
+    """A name that is cut can't be copied into the next command."""
+    name = "trainers-of-a-group-with-a-long-name"
+    world.hold_lock_only(name, "job-1")
+    text = shown(cli, "status", columns=columns)
+    assert name in text
+    assert "job-1" in text
+    assert "WHY" in text.upper()
