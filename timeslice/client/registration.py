@@ -7,7 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 
-from timeslice.client.identity import as_asked
+from timeslice.client.identity import as_asked, show_membership
 from timeslice.errors import RedisUnreachableError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
@@ -59,6 +59,8 @@ class Registration(ABC):
             if self._closed.is_set():
                 return
             self._declare()
+            if self.target.pid == self._pid:  # else it is for that process to show
+                show_membership(self.group, self.job)
             told = None
             while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
                 told = now
