@@ -221,7 +221,8 @@ async def test_a_container_that_ended_before_anybody_looked_is_forgotten(
     """F05: its registration is not refused for ever. One that holds or waits is left to its lease, for what can't be
     seen from here might live in a sandbox."""
     with devices_end(clean_environment, "g"):
-        async with rig.agent(get_backend, **emulated("g")):
+        # For a node that is silent nobody would be let in, and the job's process may take long to start.
+        async with rig.agent(get_backend, **emulated("g", ttl_s=600.0)):
             pass
         job = await enter()
         assert job.do("yield") == "same"
