@@ -6,7 +6,7 @@ import pytest
 
 from tests.locks.lab import Lab
 from timeslice.locks import scripts
-from timeslice.locks.scripts import Granted, Observed, Queued
+from timeslice.locks.scripts import Exited, Granted, Observed, Queued
 
 
 def residents(lab: Lab) -> list[str]:
@@ -120,6 +120,19 @@ def test_an_agent_that_saw_nothing_of_the_holder_is_gone(lab: Lab) -> None:
     lab.beat("n3")
     lab.report("n3", Observed("a", "absent"))
     assert (residents(lab), list(lab.view.nodes)) == (["a"], ["n1", "n3"])
+
+
+def test_a_process_that_came_after_the_last_look_keeps_the_node(lab: Lab) -> None:
+    """It registered, and may load something: the agent that leaves has not seen it. One on another node does not."""
+    lab.join("n1", "n2", "n3")
+    lab.grant("a1", served=True)
+    record = '{"start": 5}'
+    assert lab.run(scripts.register(lab.group, "a", "n2", 77, record))
+    assert lab.run(scripts.leave(lab.group, "n2", ["a"])) is False
+    assert lab.run(scripts.leave(lab.group, "n3", ["a"])) is True
+    lab.beat("n2")
+    lab.report("n2", ended=[Exited("a", 77, 5)])
+    assert lab.run(scripts.leave(lab.group, "n2", ["a"])) is True
 
 
 @pytest.mark.parametrize("state", ["suspended", "suspending", "restoring", "faulted"])

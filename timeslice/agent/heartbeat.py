@@ -38,10 +38,8 @@ class Heartbeat:
         """The last beat: the group hears all that is here, also if it had lost that. Jobs of which nothing is here, and
         no process that might load something: to be told when the node leaves."""
         found = await self._tell_all(first=False)
-        registry = self._scope.registry
-        claimed = {name.split("/")[0] for name in registry.refused}  # by processes that nobody watches
         out = {each.job for each in found if each.state in {Residency.ABSENT, Residency.GONE}}
-        return sorted(out - claimed - set(registry.jobs()))
+        return sorted(out - set(self._scope.registry.jobs()))
 
     async def _tell_all(self, *, first: bool) -> list[Observed]:
         """Look at everything, and then say that the node lives, and what is here."""
