@@ -7,11 +7,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 
 import click
 
 from timeslice.cli.output import Seconds, note
 from timeslice.cli.session import Session
+from timeslice.cli.waiting import told_why
 from timeslice.client.identity import LEAVE_VARIABLE, leaves_written, process_start, this_target
 from timeslice.client.lease import BaseLease
 from timeslice.client.sync import Client
@@ -202,7 +204,9 @@ def hold(
             tags=tags,
             slot=slot,
         )
-        with held as got:
+        with ExitStack() as stack:
+            with nullcontext() if client.disabled else told_why(session, client.job, groups):
+                got = stack.enter_context(held)
             leases = got if isinstance(got, tuple) else (got,)
             try:
                 leave = find_leave(mode, tags, slot)
