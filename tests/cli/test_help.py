@@ -133,6 +133,32 @@ def test_a_global_option_behind_the_command_is_sent_to_its_place(words: str, hin
     assert f"Put it before the command: {hint}" in result.stderr
 
 
+def test_an_option_of_a_command_before_it_is_sent_to_its_place() -> None:
+    """The other way round."""
+    result = CliRunner().invoke(main, ["--json", "status"])
+    assert result.exit_code == 2
+    assert "stand behind it: timeslice COMMAND --json ..." in result.stderr
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("staus", "status"), ("quue", "queue"), ("evnts", "events")])
+def test_a_command_that_is_misspelt_is_guessed(typed: str, meant: str) -> None:
+    """As groups are."""
+    result = CliRunner().invoke(main, [typed])
+    assert result.exit_code == 2
+    assert f"No such command '{typed}'. Did you mean {meant}" in result.stderr
+
+
+def test_the_demo_says_what_to_install_and_how_in_a_checkout() -> None:
+    """What a stranger has before anything is published is the checkout."""
+    code = "import sys; sys.modules['numpy'] = None; from timeslice.cli.main import main; main()"
+    line = [sys.executable, "-c", code, "demo", "--fast"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "the demo needs numpy; run: pip install 'timeslice-rl[demo]', or in a checkout: pip install '.[demo]'" in (
+        done.stderr
+    )
+
+
 def test_acl_says_what_it_did_not_use_and_how_to_give_a_password() -> None:
     """A node means nothing to a client's user; nobody has to encode."""
     result = CliRunner().invoke(main, ["acl", "--node", "n1", "--role", "client"])

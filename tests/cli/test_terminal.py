@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,14 @@ def test_names_are_whole_on_a_narrow_terminal(cli: Cli, world: World, columns: i
     assert name in text
     assert "job-1" in text
     assert "WHY" in text.upper()
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_full_disk_is_told_in_one_line(cli: Cli, world: World, more: tuple[str, ...]) -> None:
+    """/dev/full takes nothing. The script reads from the exit code that its file is not whole."""
+    world.hold_lock_only("licences", "a")
+    with Path("/dev/full").open("w") as full:
+        process = cli.start("status", *more, stdout=full)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err == "error: the output can't be written: No space left on device\n"

@@ -84,7 +84,8 @@ def gateway(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"grpc", "google"}:
             raise
-        raise UsageError("the gateway needs gRPC; run: pip install 'timeslice-rl[grpc]'") from error
+        install = "pip install 'timeslice-rl[grpc]', or in a checkout: pip install '.[grpc]'"
+        raise UsageError(f"the gateway needs gRPC; run: {install}") from error
 
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca and not tls_cert):
         raise click.UsageError("TLS needs both --tls-cert and --tls-key")

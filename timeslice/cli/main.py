@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
 from importlib import import_module
 
 import click
 
-from timeslice.cli.exits import INTERRUPTED, exit_code
+from timeslice.cli.exits import FAILED, INTERRUPTED, exit_code
 from timeslice.cli.session import Session
 from timeslice.errors import TimeSliceError, printable
 
@@ -41,6 +43,7 @@ COMMANDS = {
 }
 
 _GLOBAL = {"--url": "URL", "--prefix": "TEXT"}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Commands(click.Group):
@@ -56,6 +59,22 @@ class Commands(click.Group):
         command = getattr(module, "yield_" if cmd_name == "yield" else cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            place = f"Options of a command stand behind it: timeslice COMMAND {error.option_name} ..."
+            raise click.UsageError(f"{error.format_message()} {place}", ctx) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        near = [] if name in COMMANDS or ctx.resilient_parsing else difflib.get_close_matches(name, COMMANDS, n=3)
+        if near:
+            raise click.UsageError(f"No such command '{name}'. Did you mean {' or '.join(near)}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         with formatter.section("Commands"):
@@ -75,6 +94,11 @@ class Commands(click.Group):
         except TimeSliceError as error:
             click.echo(f"error: {printable(str(error))}", err=True)
             ctx.exit(exit_code(error))
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            click.echo(f"error: {error.filename or 'the output'} can't be written: {error.strerror}", err=True)
+            ctx.exit(FAILED)
 
 
 @click.group(

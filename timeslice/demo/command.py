@@ -96,7 +96,8 @@ def demo(
     try:
         from timeslice.demo.run import run_demo
     except ModuleNotFoundError as error:
-        raise UsageError(f"the demo needs {error.name}; run: pip install 'timeslice-rl[demo]'") from error
+        install = "pip install 'timeslice-rl[demo]', or in a checkout: pip install '.[demo]'"
+        raise UsageError(f"the demo needs {error.name}; run: {install}") from error
     from timeslice.demo.measure import faults
 
     options = replace(
