@@ -254,7 +254,9 @@ class SwapMachine(RuleBasedStateMachine):
         if agent.up:
             agent.up = False
             if leaves and agent.current is None:
-                self.lab.run(scripts.leave(self.lab.group, agent.node))
+                here = {client.job for client in self.living() if agent.node in LOADS[client.job]}
+                absent = [job for job in JOBS if job not in here and agent.state(job) == "absent"]
+                self.lab.run(scripts.leave(self.lab.group, agent.node, absent))
 
     def agent_returns(self, n: int) -> None:
         agent = self.agent(n)
