@@ -76,7 +76,7 @@ def test_the_yield_behind_frees_a_lease_that_would_have_lasted(
         world.redis.hset(world.group().state, "deadline_ms", 2**52)
         proxy.cut()
 
-    got(face.hold(client, "g", lease=1, body=body))
+    got(face.hold(client, "g", lease=3, body=body))
     assert "tried on in the background" in caplog.text
     assert world.holder() == "a"
     proxy.heal()
@@ -151,7 +151,7 @@ def test_a_server_that_forgot_everything_is_survived(server_factory: ServerFacto
     """A holder's renewal re-installs its lease on a server that came back empty; no second job is inside meanwhile."""
     server = server_factory()
     client = face.client(url=server.url, job="a")
-    lease = got(face.acquire(client, "g", lock_only=True, lease=2))
+    lease = got(face.acquire(client, "g", lock_only=True, lease=6))  # the restart may take a while
     watcher = World(server.url, client.keys.prefix)
     server.restart()
     wait_until(lambda: watcher.holder() == "a", "the lease is back")
@@ -184,7 +184,7 @@ def test_a_process_is_known_again_after_data_loss(
 def test_a_cancel_into_an_outage_is_sent_later(proxy: Proxy, face: Face, world: World) -> None:
     """A request whose withdrawal was not answered leaves the queue when the server is back."""
     got(face.acquire(face.client(job="b"), "g", lock_only=True))
-    waiting = face.acquire(face.client(url=proxy.url, job="a"), "g", lock_only=True, timeout=0.5)
+    waiting = face.acquire(face.client(url=proxy.url, job="a"), "g", lock_only=True, timeout=3.0)
     world.until_queued("a")
     proxy.cut()
     with pytest.raises((timeslice.RedisUnreachableError, timeslice.AcquireTimeoutError)) as caught:
