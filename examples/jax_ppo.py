@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many jobs (default 2)")
     parser.add_argument("--steps", type=int, default=12, metavar="N", help="of each job (default 12)")
     parser.add_argument("--verifier", type=float, metavar="S", help="seconds a batch; default: as the device work")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    parser.add_argument("--json", type=turns.new_file, metavar="FILE", help="write the numbers there")
     parser.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not find_spec("jax"):

@@ -335,7 +335,7 @@ def say(line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=4, help="of each job (default 4)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    parser.add_argument("--json", type=turns.new_file, metavar="FILE", help="write the numbers there")
     parser.add_argument("--driver", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.driver:

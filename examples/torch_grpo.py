@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="of each job (default 10)")
     parser.add_argument("--verifier", type=float, metavar="SECONDS", help="of a batch (default: as the device work)")
     parser.add_argument("--seed", type=int, default=0, help="of the first job (default 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    parser.add_argument("--json", type=turns.new_file, metavar="FILE", help="write the numbers there")
     parser.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:

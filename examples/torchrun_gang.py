@@ -188,6 +188,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        parser.error(f"the folder of {arguments.json} does not exist; nothing was run")
     if not find_spec("torch"):
         raise SystemExit(
             "this example needs PyTorch: in a checkout: pip install torch '.[demo]', or run it by scripts/frameworks"

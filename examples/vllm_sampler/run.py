@@ -154,9 +154,11 @@ def say(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--jobs", type=int, default=2, choices=range(2, 6))
-    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    parser.add_argument("--jobs", type=int, default=2, choices=range(2, 6), help="how many (default 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     options = parser.parse_args()
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"the folder of {options.json} does not exist; nothing was run")
     for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
         signal.signal(number, lambda got, _: sys.exit(128 + got))
     found = run(options.jobs)

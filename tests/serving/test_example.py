@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -28,6 +30,16 @@ def test_two_samplers_take_turns(tmp_path: Path) -> None:
     assert found["probes_of_sleepers"] > 0
     assert found["probes_that_saw_death"] == 0
     assert "overlaps 0" in done.stdout
+
+
+@pytest.mark.parametrize("example", ["vllm_sampler/run", "jax_ppo", "trl_grpo", "torchrun_gang"])
+def test_a_file_that_can_not_be_written_is_told_before_anything_runs(tmp_path: Path, example: str) -> None:
+    """And not after minutes of work, by a traceback."""
+    command = [sys.executable, f"examples/{example}.py", "--json", str(tmp_path / "nowhere" / "out.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "nothing was run" in done.stderr
+    assert done.stdout == ""
 
 
 def test_jobs_that_fail_are_told(tmp_path: Path) -> None:
