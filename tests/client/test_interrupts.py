@@ -263,7 +263,7 @@ def test_a_forked_child_waits_for_its_own_turn(world: World) -> None:
         lease = client.acquire("g", lock_only=True)
         child = os.fork()
         if not child:
-            with client.hold("g", lock_only=True, lease=1) as own:
+            with client.hold("g", lock_only=True, lease=3) as own:
                 say("child inside", own.fencing_token > lease.fencing_token)
                 hear()
                 own.ensure_held()

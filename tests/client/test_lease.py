@@ -33,10 +33,10 @@ def take_over(world: World, job: str = "thief") -> None:
 
 @pytest.mark.timing
 def test_a_short_lease_outlives_a_long_body(face: Face, world: World) -> None:
-    """Renewal keeps a one-second lease for several seconds, and the deadline moves on."""
-    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=1))
+    """Renewal keeps a lease of two seconds for longer, and the deadline moves on."""
+    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=2))
     first = world.view().number("deadline_ms")
-    wait_until(lambda: world.view().number("deadline_ms") > first + 2000, "the deadline moved by two leases")
+    wait_until(lambda: world.view().number("deadline_ms") > first + 4000, "the deadline moved by two leases")
     lease.ensure_held()
     assert not lease.lost.is_set()
 
@@ -44,7 +44,7 @@ def test_a_short_lease_outlives_a_long_body(face: Face, world: World) -> None:
 def test_many_leases_share_one_thread(face: Face, world: World) -> None:
     """However many leases a process has, one thread renews them."""
     client = face.client(job="a")
-    leases = [got(face.acquire(client, f"g{number}", lock_only=True, lease=1)) for number in range(10)]
+    leases = [got(face.acquire(client, f"g{number}", lock_only=True, lease=3)) for number in range(10)]
     renewers = [thread for thread in threading.enumerate() if thread.name == "timeslice-renewal"]
     assert len(renewers) == len({thread.ident for thread in renewers})
     before = {lease.group: world.view(lease.group).number("deadline_ms") for lease in leases}
@@ -102,7 +102,7 @@ def test_the_bodys_error_is_not_hidden_by_a_lost_lease(face: Face, world: World)
 
 def test_a_renewal_puts_a_forgotten_lease_back(face: Face, world: World) -> None:
     """After the server lost its data, the holder's next renewal makes it the holder again, with its token."""
-    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=1))
+    lease = got(face.acquire(face.client(job="a"), "g", lock_only=True, lease=3))
     world.redis.delete(*world.group().all)
     wait_until(lambda: world.holder() == "a", "the lease is back")
     assert world.view().number("token") == lease.fencing_token
@@ -126,7 +126,7 @@ def test_a_grant_after_data_loss_has_a_higher_token(face: Face, world: World) ->
 def test_a_renewal_tells_the_server_the_highest_number(face: Face, world: World) -> None:
     """A holder that knows more than the server says so with its next renewal: the loss is noticed, tokens rise on."""
     client = face.client(job="a")
-    lease = got(face.acquire(client, "g", lock_only=True, lease=1))
+    lease = got(face.acquire(client, "g", lock_only=True, lease=3))
     client.raise_floor("g", AHEAD)
     wait_until(lambda: world.view().counter >= AHEAD, "the server has learnt the number")
     lease.ensure_held()
@@ -177,7 +177,7 @@ def test_a_stalled_server_is_as_good_as_none(
 def test_without_a_server_a_served_lease_is_uncertain(proxy: Proxy, face: Face, world: World) -> None:
     """Past the lease of a served group nobody knows; when the server answers, it is held again."""
     world.serve("g")
-    lease = got(face.acquire(face.client(url=proxy.url, job="a"), "g", lease=1))
+    lease = got(face.acquire(face.client(url=proxy.url, job="a"), "g", lease=3))
     lease.ensure_held()
     world.redis.hset(world.group().state, "lease_ms", 60_000)  # as an agent's vouching would keep it
     world.run(scripts.heartbeat(world.group(), "n1", 60_000, vouch=lease.lease_id))
@@ -212,7 +212,7 @@ def test_an_idle_renewal_thread_serves_the_next_short_lease(proxy: Proxy, face: 
     """A short lease after a long one is renewed in time, though the thread had meant to sleep longer."""
     client = face.client(url=proxy.url, job="a")  # another address, so another thread than other tests'
     long = got(face.acquire(client, "long", lock_only=True, lease=600))
-    short = got(face.acquire(client, "short", lock_only=True, lease=1))
+    short = got(face.acquire(client, "short", lock_only=True, lease=3))
     first = world.view("short").number("deadline_ms")
     wait_until(lambda: world.view("short").number("deadline_ms") > first, "the short one was renewed")
     short.ensure_held()

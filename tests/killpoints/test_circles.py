@@ -21,7 +21,6 @@ from timeslice.locks.keys import Keys
 pytestmark = [pytest.mark.timeout(60)]
 
 IN_A_CIRCLE = ("waits", "nudge")
-LEASE_S = 1.0
 HOLDER = """
 import sys
 from pathlib import Path
@@ -39,11 +38,11 @@ from timeslice.client import core
 from timeslice.client.sync import Client
 from timeslice.errors import DeadlockError
 core.WAITER_TTL_MS = 2000
-with Client(url, job) as client, client.hold(first, lock_only=True, lease=1.0):
+with Client(url, job) as client, client.hold(first, lock_only=True, lease=3.0):
     print("holds", flush=True)
     sys.stdin.readline()
     try:
-        with client.hold(second, lock_only=True, lease=1.0):
+        with client.hold(second, lock_only=True, lease=3.0):
             print("holds both", flush=True)
     except DeadlockError:
         print("is in a circle", flush=True)
@@ -93,7 +92,7 @@ def test_killed_in_a_circle_the_others_go_on(
         gate.touch()
         assert says(other) in {"holds both", "is in a circle"}
         assert other.wait(20) == 0
-        with client.hold("a", "b", lock_only=True, lease=LEASE_S, timeout=20.0):
+        with client.hold("a", "b", lock_only=True, timeout=20.0):
             pass
 
 

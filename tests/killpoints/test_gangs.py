@@ -36,7 +36,7 @@ core.WAITER_TTL_MS = 2000
 with Client(url, "ranks") as client:
     while True:
         try:
-            with client.hold("g", lock_only=True, lease=1.0, rank=int(rank), world_size=2, timeout=60.0) as lease:
+            with client.hold("g", lock_only=True, lease=3.0, rank=int(rank), world_size=2, timeout=60.0) as lease:
                 while True:
                     print("inside", lease.fencing_token, flush=True)
                     while not select.select([sys.stdin], [], [], 0.05)[0]:
@@ -57,7 +57,7 @@ killpoints.arm(spec)
 from timeslice.client import core
 from timeslice.client.sync import Client
 core.WAITER_TTL_MS = 2000
-with Client(url, "alone") as client, client.hold("g", lock_only=True, lease=1.0) as lease:
+with Client(url, "alone") as client, client.hold("g", lock_only=True, lease=3.0) as lease:
     print("inside", flush=True)
     sys.stdin.readline()
     lease.yield_point(min_slice=0)

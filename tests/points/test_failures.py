@@ -120,7 +120,7 @@ def test_the_server_goes_away(proxy: Proxy, face: Face, world: World, monkeypatc
         return next(answers)
 
     with pytest.raises(RedisUnreachableError):
-        got(at_point(face, lease, ready=away, timeout=1))
+        got(at_point(face, lease, ready=away, timeout=3))
     is_over(lease)
     proxy.heal()
     got(rival)

@@ -158,9 +158,9 @@ def test_an_outage_at_a_point_that_outlasts_the_lease(
     """Then, and no later, the error is about the lease, and not about the server."""
     asking = scripts.gang_point
     monkeypatch.setattr(scripts, "gang_point", lambda *a, **o: replace(asking(*a, **o), deadline_s=1e6))
-    one, two = both_inside(world, urls=[proxy.url, world.url], lease=1)
+    one, two = both_inside(world, urls=[proxy.url, world.url], lease=3)
     proxy.cut()
-    with pytest.raises(LeaseLostError, match="did not confirm it for 1 s"):
+    with pytest.raises(LeaseLostError, match="did not confirm it for 3 s"):
         got(in_thread(lambda: one.yield_point(min_slice=0)))
     assert one.lost.is_set()
     two.yield_()
