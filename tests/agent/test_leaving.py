@@ -29,6 +29,17 @@ async def test_a_group_that_can_not_be_left_keeps_it_in_no_other(rig: Rig, caplo
         pass  # nor does its node id have to run out
 
 
+async def test_a_node_that_stays_in_one_group_is_still_listed(rig: Rig) -> None:
+    """It has left the other one; its record and orders are kept for the group that waits for it."""
+    other, client = rig.keys.group("other"), rig.driver.client
+    async with rig.agent(groups=(rig.name, other.name), leave=True, ttl_s=QUIET_S):
+        await rig.job("a", 600)
+        await rig.swap("a", into="b")
+    assert (set((await rig.view()).nodes), (await rig.driver.view(other)).nodes) == ({rig.node}, {})
+    assert await client.sismember(rig.keys.nodes, rig.node)
+    assert await client.exists(rig.keys.node_state(rig.node))
+
+
 async def test_what_redis_forgot_of_the_node_is_told_before_it_leaves(
     server_factory: ServerFactory, prefix: str, tmp_path: Path
 ) -> None:

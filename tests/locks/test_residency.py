@@ -122,6 +122,25 @@ def test_an_agent_that_saw_nothing_of_the_holder_is_gone(lab: Lab) -> None:
     assert (residents(lab), list(lab.view.nodes)) == (["a"], ["n1", "n3"])
 
 
+def test_the_holder_stays_on_record_when_the_last_node_leaves(lab: Lab) -> None:
+    """It may have loaded something where no agent is: that is not forgotten, or the next one would share the device."""
+    lab.join("n1")
+    lease = lab.grant("a1", served=True)
+    assert lab.run(scripts.leave(lab.group, "n1", ["a"])) is True
+    lab.release("a1", lease)
+    assert (residents(lab), list(lab.view.nodes)) == (["a"], [])
+
+
+def test_a_node_that_leaves_before_its_first_word_is_not_waited_for(lab: Lab) -> None:
+    """It has joined and told nothing yet; who waited for its word is let in by its leaving, not by a later call."""
+    lab.join("n1")
+    lab.beat("n2")
+    lab.queue("b1", served=True)
+    assert "n2 joined" in lab.view.state["reason"]
+    assert lab.run(scripts.leave(lab.group, "n2")) is True
+    assert lab.holder == "b1"
+
+
 def test_a_process_that_came_after_the_last_look_keeps_the_node(lab: Lab) -> None:
     """It registered, and may load something: the agent that leaves has not seen it. One on another node does not."""
     lab.join("n1", "n2", "n3")
