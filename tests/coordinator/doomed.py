@@ -19,7 +19,7 @@ from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.scripts import Call
 from timeslice.locks.view import GroupView
 
-LEASE_MS = 600
+LEASE_MS = 1200  # one that is only held up by a busy machine keeps its groups
 
 
 async def main(url: str, prefix: str, name: str, point: str, number: str = "SIGKILL") -> None:
