@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.agent.knobs import Fake, make
-from tests.support.jobs import shows
+from tests.support.jobs import DEADLINE_S, shows
 from timeslice.agent import procfs
 from timeslice.agent.choice import MakeBackend
 from timeslice.agent.service import AgentOptions, run_agent
@@ -32,7 +32,7 @@ NODE = "n1"
 SLEEPER = "import sys,time; print('up', flush=True); time.sleep(600)"
 
 
-async def until(check: Callable[[], Any], what: str, deadline_s: float = 20.0) -> Any:
+async def until(check: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
     """Poll ``check`` (a plain function or a coroutine function) until it is true, and return what it gave."""
     end = time.monotonic() + deadline_s
     while True:
@@ -240,7 +240,7 @@ class Rig:
         entry = await self.driver.client.xadd(self.keys.commands(self.node), {"body": command.model_dump_json()})
         return text(entry)
 
-    async def outcome(self, command: Command, deadline_s: float = 20.0) -> dict[str, str]:
+    async def outcome(self, command: Command, deadline_s: float = DEADLINE_S) -> dict[str, str]:
         """What the node's record says once it has answered this command."""
 
         async def look() -> dict[str, str] | None:

@@ -15,7 +15,7 @@ from timeslice.locks.keys import Keys
 from timeslice.locks.view import GroupView
 from timeslice.models import Command
 
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 OUTCOME: dict[str, Literal["prepared", "done", "rolled back"]] = {
     "prepare": "prepared",
     "commit": "done",
