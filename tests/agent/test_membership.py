@@ -225,13 +225,15 @@ async def test_an_agent_whose_node_was_taken_over_stops(rig: Rig) -> None:
         await outlive_it()
 
 
-async def test_the_node_of_a_dead_agent_is_taken_over(rig: Rig) -> None:
-    """An agent whose folder is lost starts elsewhere once the dead one's lease is over."""
-    process = rig.spawn_agent(ttl_s=1.5)
+async def test_the_node_of_a_dead_agent_is_taken_over(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """An agent whose folder is lost starts elsewhere once the dead one's lease is over. What it waits for is said."""
+    process = rig.spawn_agent(ttl_s=4.5)
     process.kill()
     process.wait()
-    async with rig.agent(state_dir=str(rig.folder / "elsewhere"), ttl_s=1.5):
+    async with rig.agent(state_dir=str(rig.folder / "elsewhere"), ttl_s=4.5):
         assert set((await rig.view()).nodes) == {rig.node}
+    (said,) = [line for line in caplog.messages if "waiting until" in line]
+    assert f"node {rig.node}: process {process.pid} on host " in said
 
 
 async def test_an_agent_that_stopped_lets_its_node_go_at_once(rig: Rig) -> None:

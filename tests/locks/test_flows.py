@@ -198,7 +198,7 @@ def test_a_timeout_withdraws_the_request_and_names_the_holder() -> None:
     assert (drive.verb, drive.call.args[1]) == ("cancel", "w1")
     error = drive.fails(AcquireTimeoutError, "queued")
     assert isinstance(error, TimeoutError)
-    assert "within 3 s: job b holds it (position 0 in the queue)" in str(error)
+    assert "within 3 s: job b holds it (position 1 in the queue)" in str(error)
 
 
 def test_a_timeout_shows_the_reason_where_there_is_one() -> None:

@@ -44,6 +44,12 @@ class NodeRecord:
         while (other := await self._take({})) is not None:
             if first is not None and other.get("heartbeat_at_ms", "") != first:
                 raise self._taken(other)
+            if first is None:
+                log.warning(
+                    "node %s: process %s on host %s had this node a moment ago; waiting until it beats or its lease is "
+                    "over",
+                    *(self._node, other.get("pid"), other.get("host")),
+                )
             first = other.get("heartbeat_at_ms", "")
             await asyncio.sleep(_POLL_S)
 

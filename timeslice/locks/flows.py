@@ -243,7 +243,7 @@ def _timed_out(group: GroupKeys, request: Request, last: Queued, timeout_s: floa
         )
     else:
         why = quoted(last.reason or (f"job {last.holder} holds it" if last.holder else f"the group is {last.phase}"))
-        what = f"{why} (position {last.position} in the queue)"
+        what = f"{why} (position {last.position + 1} in the queue)"
     return AcquireTimeoutError(
         f"group {group.name}: job {request.job} was not granted within {timeout_s:g} s: {what}. "
         f"See: timeslice queue {group.name}",
