@@ -12,7 +12,7 @@ from tests.locks.lab import Lab
 from tests.topology.conftest import FleetFactory
 from timeslice.addresses import parse_url
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
-from timeslice.locks import flows, scripts
+from timeslice.locks import faults, flows, scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.flows import Wait
 from timeslice.locks.scripts import Granted
@@ -44,11 +44,11 @@ def encrypted(fleet_factory: FleetFactory, tls: Tls) -> str:
     return fleet_factory("standalone", tls=tls, aof=False).url.partition("?")[0]
 
 
-def ask(face: Callable[[str], Face], url: str) -> None:
+def ask(face: Callable[[str], Face], url: str, *, deadline_s: float = 60.0) -> None:
     lab = Lab("redis://127.0.0.1:1")  # never asked: it makes the call
     driver = face(url)
     try:
-        assert isinstance(driver.run(scripts.acquire(lab.group, lab.request("a1")), deadline_s=3.0), Granted)
+        assert isinstance(driver.run(scripts.acquire(lab.group, lab.request("a1")), deadline_s=deadline_s), Granted)
     finally:
         driver.close()
         lab.redis.close()
@@ -72,11 +72,16 @@ def test_a_missing_file_is_named(face: Callable[[str], Face], encrypted: str, tm
 
 @pytest.mark.parametrize("face", FACES)
 def test_tls_to_a_port_without_it_and_the_other_way_round(
-    face: Callable[[str], Face], encrypted: str, fleet_factory: FleetFactory, tls: Tls
+    face: Callable[[str], Face],
+    encrypted: str,
+    fleet_factory: FleetFactory,
+    tls: Tls,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first is found out, though it hangs; of the second a client sees only that the server hangs up."""
+    monkeypatch.setattr(faults, "_PROBE_S", 1.5)  # a server may be slow to answer
     plain = fleet_factory("standalone", aof=False).url
     with pytest.raises(ServerUnsuitableError, match="speaks no TLS"):
-        ask(face, f"{plain.replace('redis:', 'rediss:')}?ssl_ca_certs={tls.ca}")
+        ask(face, f"{plain.replace('redis:', 'rediss:')}?ssl_ca_certs={tls.ca}", deadline_s=3.0)
     with pytest.raises(RedisUnreachableError, match="A port with TLS needs rediss://"):
-        ask(face, encrypted.replace("rediss:", "redis:"))
+        ask(face, encrypted.replace("rediss:", "redis:"), deadline_s=3.0)
