@@ -55,7 +55,7 @@ def test_a_job_that_ends_in_the_middle_of_its_move(devices: Devices, moved: str)
         tell(first, "hold")
         assert first.line() == "asks"
     third = devices.asks("c")
-    devices.misbehave("g", f"{MOVES[moved]}:hang=1")
+    devices.misbehave("g", f"{MOVES[moved]}:hang=3")
     leaves(second)
     wait_until(lambda: devices.view().nodes["n1"].step == "begun commit", "it is being moved")
     if moved == "restored":

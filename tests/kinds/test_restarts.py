@@ -60,7 +60,7 @@ def test_an_agent_killed_in_mid_move_is_followed_by_one_that_finishes_it(devices
     second = devices.enters("b")
     tell(first, "hold")
     assert first.line() == "asks"
-    devices.misbehave("g", f"{operation}:hang=1")
+    devices.misbehave("g", f"{operation}:hang=3")
     leaves(second)
     wait_until(lambda: at_work(devices, operation), "it is being moved")
     devices.agent.kill()
