@@ -174,7 +174,7 @@ def test_a_tool_outlives_the_agent_that_started_it(make_rig: MakeRig) -> None:
     rig = make_rig("arena")
     worker = rig.start()
     job = rig.job(worker)
-    misbehave(rig.device, "checkpoint:hang=1")
+    misbehave(rig.device, "checkpoint:hang=3")
 
     async def stopped_agent() -> None:
         await rig.backend.prepare(job, ALL, deadline_s=DEADLINE_S)
