@@ -110,12 +110,16 @@ def test_roles_of_one_job_on_one_node_are_told_apart(job: str, rival: Client, ma
 def test_an_actor_killed_inside_of_a_hold_of_its_driver(stack: LocalStack, job: str, rival: Client, make: Make) -> None:
     """The driver gets Ray's error and leaves its hold; the rival gets in, for what the actor had is gone with it."""
     actor = make(Known, SAMPLERS)
+
+    def use() -> None:
+        for _ in range(1000):  # Ray kills a moment later
+            ray.get(actor.digest.remote())
+
     with timeslice.hold(SAMPLERS, timeout=60):
         ray.get(actor.load.remote(0))
         ray.kill(actor)
         with pytest.raises(ray.exceptions.RayActorError):
-            for _ in range(1000):  # Ray kills a moment later
-                ray.get(actor.digest.remote())
+            use()
     with rival.hold(SAMPLERS, timeout=60):
         assert rival.status(SAMPLERS).resident == (rival.job,)
 
