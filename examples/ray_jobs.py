@@ -152,6 +152,8 @@ def untouched(_group: str) -> AbstractContextManager[None]:
 def driver(spec: dict[str, Any]) -> None:
     """The process of one job: connect, make the actors, run the loop when told to."""
     job, work = os.environ["TIMESLICE_JOB"], Work(**spec["work"])
+    told = threading.Event()
+    threading.Thread(target=_follow_starter, args=[told], daemon=True).start()
     ray.init(address=spec["address"], runtime_env=runtime_env(), log_to_driver=False, configure_logging=False)
     own = job == JOBS[0]
     kinds = (MovingSampler, MovingTrainer) if own else (SamplerActor, TrainerActor)
@@ -168,16 +170,16 @@ def driver(spec: dict[str, Any]) -> None:
         sampler, trainer = share(sampler, SAMPLERS), share(trainer, TRAINERS)
     ray.get([sampler.ready.remote(), trainer.ready.remote()])
     print("ready", flush=True)
-    if not sys.stdin.readline():
-        return
-    threading.Thread(target=_die_with_starter, daemon=True).start()
+    if not told.wait(WAIT_S):
+        raise SystemExit("nobody said that the others are ready, too")
     Path(spec["result"]).write_text(json.dumps(loop(work, spec["steps"], sampler, trainer, hold)))
     ray.shutdown()
 
 
-def _die_with_starter() -> None:
+def _follow_starter(told: threading.Event) -> None:
+    """Begin when told to, and end with it: Ray would wait for long for a cluster that is gone."""
     while os.read(0, 64):
-        pass
+        told.set()
     os._exit(1)
 
 
