@@ -131,7 +131,7 @@ def test_the_lock_is_the_servers_not_the_starters(server_factory: ServerFactory,
     """A folder is free the moment its server has died, with nothing to clean up by hand."""
     first = server_factory(folder=tmp_path)
     os.kill(first.pid, signal.SIGKILL)
-    psutil.Process(first.pid).wait(10)
+    psutil.Process(first.pid).wait(60)
     assert server_factory(folder=tmp_path).running
 
 
@@ -202,7 +202,7 @@ def test_it_dies_with_its_parent(*, stopped: bool) -> None:
         if stopped:
             server.suspend()
         parent.kill()
-        server.wait(10)  # raises when it outlives its parent
+        server.wait(60)  # raises when it outlives its parent
     assert not server.is_running()
 
 

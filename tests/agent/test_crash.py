@@ -35,7 +35,7 @@ async def test_an_agent_killed_in_a_step_finishes_it_when_it_is_back(
     else:
         command = await _commit(rig, swap, "b", "a")
     await rig.send(command)
-    assert agent.wait(20) == -9
+    assert agent.wait(60) == -9
     rig.fake.write("knobs", {})
     rig.spawn_agent()
     answer = await rig.outcome(command)
@@ -57,7 +57,7 @@ async def test_an_agent_killed_in_a_step_finishes_it_for_a_new_owner_of_the_grou
     command = await _commit(rig, swap, "a", "b")
     rig.fake.knob("suspend", die="after")
     await rig.send(command)
-    assert agent.wait(20) == -9
+    assert agent.wait(60) == -9
     rig.fake.write("knobs", {})
     await rig.driver.run(scripts.disown(rig.group, "c1"))
     mine = await rig.driver.run(scripts.own(rig.group, "c2"))
@@ -107,7 +107,7 @@ async def test_a_rollback_after_a_crash_knows_what_the_swap_did(rig: Rig) -> Non
     command = await _commit(rig, swap, "a", "b")
     rig.fake.knob("suspend", die="after")
     await rig.send(command)
-    assert agent.wait(20) == -9
+    assert agent.wait(60) == -9
     assert rig.fake.state("a") == "suspended"
     rig.fake.write("knobs", {})
     await rig.step("commit", "rollback")
@@ -139,7 +139,7 @@ async def test_an_agent_that_died_in_a_swap_that_vanished_tidies_up(rig: Rig) ->
     command = await _commit(rig, swap, "a", "b")
     rig.fake.knob("suspend", die="before")
     await rig.send(command)
-    assert agent.wait(20) == -9
+    assert agent.wait(60) == -9
     rig.fake.write("knobs", {})
     await rig.driver.client.hset(rig.group.state, "swap_id", "0")
     rig.spawn_agent(ttl_s=1.5)

@@ -235,7 +235,7 @@ async def test_a_swap_that_ended_meanwhile_leaves_the_debt(rig: Rig) -> None:
     agent = rig.spawn_agent(free_s=FREE_S)
     command = await _lie(rig, die="after")
     await rig.send(command)
-    assert agent.wait(20) == -signal.SIGKILL
+    assert agent.wait(60) == -signal.SIGKILL
     rig.fake.write("knobs", {"restore": {"fail": -1}})
     await rig.driver.client.flushall()
     rig.spawn_agent(free_s=FREE_S)

@@ -141,7 +141,7 @@ async def test_where_the_group_says_so_it_is_ended_and_the_rival_gets_in(rig: Ri
         stop(first)
         second = start("b")
         await inside(second)
-        assert first.wait(20) == -signal.SIGKILL
+        assert first.wait(60) == -signal.SIGKILL
         (failed,) = [event["error"] for event in await rig.events("StepFailed") if "on_stuck=kill" in event["error"]]
         assert f"its processes {first.pid} were ended" in failed
         assert counter._value.get() == before + 1
@@ -158,7 +158,7 @@ async def test_one_that_hangs_in_its_callback_is_ended_when_it_is_revoked(rig: R
         state = (await rig.view()).state
         await rig.driver.run(scripts.revoke(rig.group, "a", state["lease_id"], int(state["token"]), "eve", ""))
         await inside(second)
-        assert first.wait(20) == -signal.SIGKILL
+        assert first.wait(60) == -signal.SIGKILL
 
 
 async def revoked(rig: Rig, process: subprocess.Popen[str], **fields: Any) -> int:
@@ -232,7 +232,7 @@ async def test_only_the_proven_processes_of_that_job_are_ended(rig: Rig) -> None
         await rig.register(rig.target("a", claimed.pid))
         swap = await revoked(rig, mine)
         assert f"its processes {mine.pid} were ended" in await ordered(rig, swap)
-        assert mine.wait(20) == -signal.SIGKILL
+        assert mine.wait(60) == -signal.SIGKILL
         assert lives(other)
         assert lives(claimed)
 

@@ -136,7 +136,7 @@ def test_touch_while_suspended_kills(device: Device, start_job: StartJob) -> Non
     view = job.allocate(MIB)
     job.suspend()
     job.ask("touch", view)
-    assert job.process.wait(20) == -signal.SIGBUS
+    assert job.process.wait(60) == -signal.SIGBUS
 
 
 def test_free_while_suspended(device: Device) -> None:

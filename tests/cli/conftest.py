@@ -43,7 +43,7 @@ def end_session(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # all ended by themselves
-    process.wait(10)
+    process.wait(60)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

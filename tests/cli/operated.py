@@ -52,7 +52,7 @@ class Operated:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         self._listener.join(10)  # it reads what was said last
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None

@@ -55,7 +55,7 @@ def test_an_interrupt_leaves_it_drained_and_says_so(cli: Cli, world: World) -> N
         pass
     process.send_signal(signal.SIGINT)
     assert "stays drained; repeat this to go on" in process.stderr.read()
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
     assert world.driver.view(world.keys.group("trainers")).state["drains"].startswith(f"node {NODE} by ")
 
 

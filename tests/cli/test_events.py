@@ -167,7 +167,7 @@ def test_following_prints_what_happens_and_ends_by_an_interrupt(cli: Cli, world:
     eventually(provoke)
     assert json.loads(reader.readline())["group"] == "two"
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_more_old_events_than_there_can_be_is_a_usage_error(cli: Cli) -> None:

@@ -48,7 +48,7 @@ def test_a_move_that_fails_is_told_and_changes_nothing(cli: Cli, world: World) -
     while not (view := world.driver.view(keys)).swap:
         assert process.poll() is None
     world.driver.run(scripts.settle(keys, view.swap, view.epoch, "no room in host memory", 1000))
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "could not be moved off the device of trainers: no room in host memory" in err
     assert world.driver.view(keys).resident == ("a",)

@@ -174,5 +174,5 @@ def test_an_interrupt_says_that_the_order_stands(cli: Cli, world: World, order: 
     told = process.stderr.read()
     assert "interrupted: the order stands" in told
     assert "Aborted" not in told
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
     assert world.driver.view(keys).state["evict"] == "a"

@@ -25,7 +25,7 @@ def shown(cli: Cli, *args: str, columns: int) -> str:
         pass  # the terminal's other side was closed
     finally:
         os.close(ours)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     return read.decode()
 
 
@@ -58,6 +58,6 @@ def test_a_full_disk_is_told_in_one_line(cli: Cli, world: World, more: tuple[str
     world.hold_lock_only("licences", "a")
     with Path("/dev/full").open("w") as full:
         process = cli.start("status", *more, stdout=full)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err == "error: the output can't be written: No space left on device\n"

@@ -123,7 +123,7 @@ def test_a_second_signal_forces_the_end(up: Up, folder: Path) -> None:
     while "once more to force it" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 128 + signal.SIGINT
+    assert process.wait(60) == 128 + signal.SIGINT
     assert psutil.wait_procs(children, timeout=20)[1] == []
     assert not (folder / "url").exists()
     assert mounts(folder) == []

@@ -23,7 +23,7 @@ def test_after_a_kill_the_next_start_cleans_up(up: Up, folder: Path) -> None:
     ready(process)
     children = family(process)
     process.kill()
-    process.wait(20)
+    process.wait(60)
     assert psutil.wait_procs(children, timeout=20)[1] == []  # the server does not outlive it
     again = up()
     ready(again)
@@ -70,7 +70,7 @@ def job(folder: Path) -> Iterator[Callable[[str], str]]:
 def kill(process: subprocess.Popen[str]) -> None:
     children = family(process)
     process.kill()
-    process.wait(20)
+    process.wait(60)
     assert psutil.wait_procs(children, timeout=20)[1] == []
 
 

@@ -44,7 +44,7 @@ def test_a_holder_that_lost_its_lease_does_not_get_it_back_by_data_loss(make_sta
         agent.heal()
     wait_until(heard, "the agent has said what it has seen")
     stack.let_go(old)
-    assert old.over.wait(20)
+    assert old.over.wait(60)
     assert "LeaseLost" in old.error or old.lost, old
     assert stack.view("g").holder == ""
     assert (stack.fake("g").state("a"), stack.fake("g").state("b")) == ("suspended", "resident")

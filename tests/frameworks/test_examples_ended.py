@@ -62,5 +62,5 @@ def test_torchrun_is_ended_with_ranks_that_it_has_not_noted() -> None:
         assert torchrun.stdout
         rank = psutil.Process(int(torchrun.stdout.readline()))
         end(torchrun)
-    rank.wait(10)
+    rank.wait(60)
     assert not rank.is_running()

@@ -176,7 +176,7 @@ def test_a_rank_killed_around_its_join_leaves_nothing_behind(world: World, when:
     other = start(world, 1, of=3)
     until_arrived(world, 1)
     dead = start(world, 0, of=3, before=arm)
-    dead.process.wait(20)
+    dead.process.wait(60)
     if when == "after":
         told(other, "GangEndedError", 0, dead.pid)
         assert world.redis.hlen(world.group().waiters) == 0

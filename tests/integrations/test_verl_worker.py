@@ -204,7 +204,7 @@ class Door(AbstractContextManager[None]):
         self.opens, self.left = threading.Event(), threading.Event()
 
     def __enter__(self) -> None:
-        assert self.opens.wait(20)
+        assert self.opens.wait(60)
 
     def __exit__(self, *_: object) -> None:
         self.left.set()

@@ -68,7 +68,7 @@ async def test_a_node_that_leaves_is_not_waited_for(world: World, step: str) -> 
     turn = await _hang_in(world, step)
     leaver.terminate()
     await world.until(lambda view: "n3" not in view.nodes, "n3 has left")
-    assert leaver.wait(20) == 0
+    assert leaver.wait(60) == 0
     await _goes_on(world, turn, "n1", "n2")
 
 
@@ -82,7 +82,7 @@ async def test_a_node_that_leaves_while_a_job_that_is_not_on_it_holds(world: Wor
     await world.job("b", "n1", "n2")
     turn = world.ask("b")
     leaver.terminate()
-    assert leaver.wait(20) == 0
+    assert leaver.wait(60) == 0
     view = await world.view()
     assert (set(view.nodes), view.holder, view.state["token"]) == ({"n1", "n2"}, "a", str(grant.token))
     await world.leave("a")
@@ -96,7 +96,7 @@ async def test_a_node_that_leaves_with_a_process_of_the_holder_is_waited_for(wor
     await world.load("a", "n1", "n2", "n3")
     await world.enter("a")
     leaver.terminate()
-    assert leaver.wait(20) == 0
+    assert leaver.wait(60) == 0
     await world.leave("a")
     await world.job("b", "n1")
     turn = world.ask("b")

@@ -109,7 +109,7 @@ def test_one_object_may_be_entered_by_several_threads(world: World, job: str) ->
     """Each entry is a phase of its own, and ends with who began it."""
     with timeslice.hold("g", lock_only=True):
         pass
-    same, met = timeslice.phase("verify"), threading.Barrier(2, timeout=20)
+    same, met = timeslice.phase("verify"), threading.Barrier(2, timeout=60)
 
     def work(error: type[Exception] | None) -> None:
         try:
@@ -148,7 +148,7 @@ def test_a_process_that_ends_at_once_has_told_its_end(world: World) -> None:
     assert process.line() == "in"
     told(world, PhaseBegan, 1)
     process.tell()
-    assert process.process.wait(20) == 0
+    assert process.process.wait(60) == 0
     (ended,) = events(world, PhaseEnded)
     assert (ended.job, ended.pid) == ("a", str(process.pid))
 

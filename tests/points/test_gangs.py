@@ -94,12 +94,12 @@ def test_what_a_rank_may_not_do_at_a_point(world: World) -> None:
     """Decide alone by `ready`, or stay out of it because a thread of it is inside: both are errors, and the gang keeps
     the group."""
     with Client(job="a") as one, Client(job="a") as two, Client(job="b") as other:
-        met, leave = threading.Barrier(2, timeout=20), threading.Event()
+        met, leave = threading.Barrier(2, timeout=60), threading.Event()
 
         def second() -> None:
             with two.hold("g", lock_only=True, rank=1, world_size=2):
                 met.wait()
-                leave.wait(20)
+                leave.wait(60)
 
         rank = in_thread(second)
         with one.hold("g", lock_only=True, rank=0, world_size=2) as lease:

@@ -56,7 +56,7 @@ def test_after_a_good_bye_nobody_waits_for_it(world: World, engine: ServerProces
     sample(job)
     engine.end()
     job.tell("close")
-    job.process.wait(20)
+    job.process.wait(60)
     assert sample(driver(world, "b", 2))[1] == "no-op"
 
 

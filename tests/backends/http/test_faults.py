@@ -125,7 +125,7 @@ async def test_a_server_that_ends_while_it_is_asked_counts_as_out(lab: Lab, path
     dead, alive = lab.start(faults=(f"die {path}",)), lab.start(seed=2)
     job = lab.job(dead, alive)
     await lab.out(job)
-    assert dead.process.wait(20) == 131
+    assert dead.process.wait(60) == 131
     assert await lab.state(job) is Residency.SUSPENDED
     await lab.back(job)
     assert await lab.state(job) is Residency.RESIDENT
