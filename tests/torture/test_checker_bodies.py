@@ -65,6 +65,17 @@ def ended_inside_and_was_seen_to_run_beside_the_next() -> Tale:
     return tale
 
 
+@breaks("overlap")
+def ended_inside_and_wrote_beside_the_next_while_nobody_looked() -> Tale:
+    tale = Tale()
+    tale.enters("a.1")
+    tale.enters("b.1")
+    tale.wait(1)
+    tale.checks("a.1", "x", "x")
+    tale.died("a.1", -9, meant=True, seen_s=5)
+    return tale
+
+
 @good
 def stopped_past_its_lease() -> Tale:
     tale = Tale()

@@ -126,7 +126,9 @@ class Story:
         faults: dict[int, Fault] = {}
         healed: dict[int, int] = {}
         seen: set[tuple[str, str]] = set()
+        spoke: dict[str, int] = {}  # label -> when it wrote its last line so far
         for line in self.lines:
+            spoke[line.who] = line.at
             match line:
                 case Asked() | Entered() | Checked() | Lost() | Left() | GaveUp():
                     self._of_try(line)
@@ -134,7 +136,7 @@ class Story:
                     self.born[line.label] = line
                 case Died():
                     self.died[line.label] = line
-                    self._end(line.label, line.ran or line.at)
+                    self._end(line.label, max(line.ran, spoke.get(line.label, 0)) if line.ran else line.at)
                 case Fault():
                     faults[line.id] = line
                     if line.harm == "kill" and line.label:
@@ -185,7 +187,8 @@ class Story:
         return sorted({found.group for found in self.tries.values()} | set(self.told))
 
     def end_of(self, label: str) -> float:
-        """From when on that process may have ended: the run looks now and then. NEVER if nobody saw it end."""
+        """From when on that process may have ended: until then it was seen to run, or wrote lines. NEVER if nobody saw
+        it end."""
         return self.ends.get(label, NEVER)
 
     def bodies_of(self, group: str) -> list[Try]:
