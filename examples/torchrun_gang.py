@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import turns
 
 GROUP = "trainers"
 JOBS = ("a", "b")
@@ -185,11 +185,9 @@ def show(report: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8, help="holds of each job (default 8)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    parser.add_argument("--json", type=turns.new_file, metavar="FILE", help="write the numbers there")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.json and not arguments.json.absolute().parent.is_dir():
-        parser.error(f"the folder of {arguments.json} does not exist; nothing was run")
     if not find_spec("torch"):
         raise SystemExit(
             "this example needs PyTorch: in a checkout: pip install torch '.[demo]', or run it by scripts/frameworks"
@@ -200,8 +198,7 @@ def main() -> None:
         return
     if arguments.rounds < 1:
         parser.error("--rounds: at least 1")
-    for number in (signal.SIGINT, signal.SIGTERM):  # end as any other way: nothing is left behind
-        signal.signal(number, lambda got, _: sys.exit(128 + got))
+    turns.end_on_signals()
     report = run(arguments.rounds)
     show(report)
     if arguments.json:

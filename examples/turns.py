@@ -1,4 +1,4 @@
-"""What three of the examples share: processes of jobs, a stack for them, and the numbers.
+"""What the examples share: processes of jobs, a stack for them, and the numbers.
 
 An example starts itself once for each job, with `--job` and what the job is to do. It asks by one line of text, which
 is a command and its arguments; the job answers by one line of JSON. What a job answers about a run is when it ``began``

@@ -55,8 +55,9 @@ time.sleep(600)  # what it started is not yet noted where it would be ended with
 """
 
 
-def test_torchrun_is_ended_with_ranks_that_it_has_not_noted() -> None:
+def test_torchrun_is_ended_with_ranks_that_it_has_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun that is killed while it starts its ranks does not end those it has started: the example does."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # as for a script
     end = runpy.run_path(str(EXAMPLES / "torchrun_gang.py"))["end"]
     with subprocess.Popen([sys.executable, "-c", STARTS_A_RANK], stdout=subprocess.PIPE, text=True) as torchrun:
         assert torchrun.stdout
