@@ -145,8 +145,7 @@ def test_a_job_that_dies_fails_the_demo(tmp_path: Path, temporary: Path) -> None
     """With a job killed in the middle, the demo says which, ends with an error, and cleans up."""
     with demo("--verifier-latency", "0.3", cwd=tmp_path, temporary=temporary) as running:
         try:
-            await_true("no job was started", lambda: job_processes(temporary))
-            os.kill(job_processes(temporary)[0], signal.SIGKILL)
+            os.kill(first_job(temporary), signal.SIGKILL)
             _, err = running.communicate(timeout=60)
         finally:
             running.kill()
@@ -154,6 +153,18 @@ def test_a_job_that_dies_fails_the_demo(tmp_path: Path, temporary: Path) -> None
     assert "job-a ended with status -9" in err
     assert mounts(temporary) == []
     assert list(temporary.iterdir()) == []
+
+
+def first_job(folder: Path) -> int:
+    """The first process of a job that is seen; the same look may miss it a moment later, while it starts."""
+    seen: list[int] = []
+
+    def looks() -> list[int]:
+        seen.extend(job_processes(folder))
+        return seen
+
+    await_true("no job was started", looks)
+    return seen[0]
 
 
 def job_processes(folder: Path) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.jobs import wait_until
 from timeslice.agent import procfs
 from timeslice.agent.targets import TargetRegistry
 
@@ -49,6 +50,11 @@ async def known(tmp_path: Path) -> AsyncIterator[Known]:
 Start = Callable[..., int]
 
 
+def _sleeps(proc: Path) -> bool:
+    """In the middle of its exec it shows no environment."""
+    return (proc / "comm").read_text() == "sleep\n" and (proc / "environ").read_bytes() != b""
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts processes; they end with the test."""
@@ -61,6 +67,8 @@ def start() -> Iterator[Start]:
         running.append(process)
         assert process.stdout is not None
         process.stdout.readline()
+        if line is SLEEP:
+            wait_until(lambda: _sleeps(Path("/proc", str(process.pid))), "it sleeps")
         return process.pid
 
     yield begin
