@@ -243,6 +243,14 @@ class JobUnheld(Event):
     device_bytes: Amount = 0
 
 
+class JobUnknown(Event):
+    """Nobody can see whether a job that was granted is still on the node's devices."""
+
+    node: Text
+    job: Text
+    reason: Text = ""
+
+
 class NodeJoined(Event):
     """An agent serves the group from now on."""
 
@@ -366,6 +374,7 @@ KINDS: Mapping[str, type[Event]] = {
     "JobRestored": JobRestored,
     "JobGone": JobGone,
     "JobUnheld": JobUnheld,
+    "JobUnknown": JobUnknown,
     "NodeJoined": NodeJoined,
     "NodeLeft": NodeLeft,
     "NodeDrained": NodeDrained,

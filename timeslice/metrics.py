@@ -35,6 +35,9 @@ SAVED_BYTES = Counter(
 RESTORED_BYTES = Counter("timeslice_restored_bytes", "Bytes moved back to the device.", ["group"])
 FAULTS = Counter("timeslice_backend_faults", "Faults of backends, by kind.", ["group", "kind"])
 UNHELD_JOBS = Gauge("timeslice_unheld_jobs", "Jobs on the device without a hold.", ["group"])
+UNKNOWN_JOBS = Gauge(
+    "timeslice_unknown_jobs", "Jobs that may be on the node's devices and that its agent can't see.", ["group"]
+)
 STUCK_ENDED = Counter(
     "timeslice_agent_stuck_processes_ended", "Processes killed for a group with on_stuck=kill.", ["group"]
 )

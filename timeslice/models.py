@@ -18,8 +18,9 @@ class Residency(StrEnum):
     SUSPENDING = "suspending"
     SUSPENDED = "suspended"  # in host memory
     RESTORING = "restoring"
-    FAULTED = "faulted"  # truly unknown
+    FAULTED = "faulted"  # an operation left it in doubt
     GONE = "gone"  # its processes ended and the memory was measured free
+    UNKNOWN = "unknown"  # it was granted, and nobody can see whether it is still there
 
 
 def _name(kind: str) -> AfterValidator:

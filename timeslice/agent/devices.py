@@ -69,6 +69,24 @@ def _with_holders(device: DeviceMemory, figures: str) -> str:
     return f"{figures}; {holders}" if holders else figures
 
 
+# What nobody explains on a device that is free: a driver's own, and what it has not given back yet. Bytes, and a share.
+_SLACK_BYTES, _SLACK_SHARE = 1 << 30, 0.02
+
+
+def unaccounted(devices: Devices, explained: Collection[int]) -> str:
+    """What is on the devices that processes other than the ``explained`` ones may have, in words; '' if they are free
+    of it."""
+    for device in devices:
+        for pid, size in device.holders:
+            if pid not in explained:
+                return f"process {pid} has {size or 'some'} bytes on {device.device}, and it can't be told whose it is"
+        used = device.total_bytes - device.free_bytes
+        left = used - sum(size for _, size in device.holders)
+        if left > min(_SLACK_BYTES, device.total_bytes * _SLACK_SHARE):
+            return f"{left} bytes on {device.device} are in use by nobody that can be seen from here"
+    return ""
+
+
 def left_behind(devices: Devices, dead: frozenset[int], others: int, had: int) -> int:
     """Bytes that dead processes still seem to have on the devices.
 

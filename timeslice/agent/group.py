@@ -13,6 +13,7 @@ from timeslice.agent.calling import Caller
 from timeslice.agent.choice import BackendSet
 from timeslice.agent.discovery import Finder
 from timeslice.agent.discovery.environment import FRESH_S
+from timeslice.agent.doubts import OUT
 from timeslice.agent.folder import private_folder
 from timeslice.agent.journal import Journal
 from timeslice.agent.memory import HostMemory
@@ -24,8 +25,6 @@ from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.view import GroupView
 from timeslice.models import Command, GroupConfig, Residency
-
-OUT = {"", Residency.ABSENT, Residency.GONE, Residency.SUSPENDED}
 
 log = logging.getLogger("timeslice.agent")
 
@@ -91,6 +90,7 @@ class Scope:
         self.config = view.config
         self.must_leave = _must_leave(view)
         await self.registry.refresh(view.targets, _busy(view, self.node))
+        self.presences.doubts.learn(view, self.out_at)
         if self.finder:
             await self.finder.find(view, fresh_s=fresh_s)
 
@@ -105,7 +105,7 @@ class Scope:
                 self.out_at[job.job] = self.floor
             elif moved:
                 self.out_at.pop(job.job, None)
-            if job.state in {Residency.GONE, Residency.ABSENT}:
+            if job.state in {Residency.GONE, Residency.ABSENT, Residency.UNKNOWN}:
                 self.presences.last.pop(job.job, None)
             else:
                 self.presences.last[job.job] = job

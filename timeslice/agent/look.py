@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from timeslice import metrics
 from timeslice.agent import procfs
 from timeslice.agent.calling import Deadline
 from timeslice.agent.choice import CHANNEL, HTTP
-from timeslice.agent.group import OUT, Scope
+from timeslice.agent.doubts import OUT
+from timeslice.agent.group import Scope
 from timeslice.agent.presence import seen
 from timeslice.agent.state import Seen
 from timeslice.agent.targets import MAX_ENDED
@@ -62,19 +63,19 @@ class Looker:
             # One on its way out shows nothing any more, though the kernel may not have freed its memory yet.
             if any(procfs.exits(target) for target in scope.registry.alive(job)):
                 seen = None
-            return seen or await self._heard(view, job) or self._remembered(view, job)
+            seen = seen or await self._heard(view, job) or self._remembered(view, job)
+            return await self._with_hidden(view, job, seen)
 
         back = {job for job, _ in scope.registry.cut_off} - adrift.keys()
         jobs = {*scope.registry.jobs(), *adrift}
         found = [f for f in await asyncio.gather(*map(find, sorted(jobs))) if f]
-        found += [
-            _Finding(scope.presences.out(job), measured=True)
-            for job in self._departed(view)
-            if not await scope.presences.left_behind(job)
-        ]
+        found += [f for f in await asyncio.gather(*map(self._unseen, sorted(self._departed()))) if f]
+        found = [f for f in found if f.seen.state != Residency.UNKNOWN or f.seen.job != view.holder]  # it is at work
         scope.note([finding.seen for finding in found])
         scope.out_at = {job: at for job, at in scope.out_at.items() if job in view.jobs or scope.registry.alive(job)}
         unheld = {f.seen.job for f in found if self._is_unheld(view, f.seen)}
+        unknown = sum(f.seen.state == Residency.UNKNOWN for f in found)
+        metrics.UNKNOWN_JOBS.labels(scope.name).set(unknown)
         metrics.UNHELD_JOBS.labels(scope.name).set(len(unheld))
         self._remember(view)
         news = [finding for finding in found if whole or self._is_news(view, finding, finding.seen.job in unheld)]
@@ -82,6 +83,25 @@ class Looker:
             if finding.seen.state == Residency.GONE and not self._is_known(view, finding.seen.job):
                 scope.registry.forget(finding.seen.job)
         return [_observed(finding.seen, unheld) for finding in news]
+
+    async def _unseen(self, job: str) -> _Finding | None:
+        """A job with no process that is watched here. None while memory of processes that ended is not free yet."""
+        presences = self._scope.presences
+        if await presences.left_behind(job):
+            return None
+        why = await presences.doubts.about(job)
+        return _Finding(presences.unknown(job, why) if why else presences.out(job), measured=True)
+
+    async def _with_hidden(self, view: GroupView, job: str, found: _Finding | None) -> _Finding | None:
+        """What was found of a job's watched processes, and what follows of those that may be hidden."""
+        presences, told = self._scope.presences, _member(view, self._scope.node, job)
+        if found and found.seen.state not in _LOWER:
+            return found
+        if job in presences.doubts.presumed and (why := await presences.doubts.beside(job)):
+            return _Finding(presences.unknown(job, why), measured=True)
+        if found is None and told and told.state == Residency.UNKNOWN:  # it can be moved now: it is where it was let in
+            return _Finding(Seen(job=job, state=Residency.RESIDENT), measured=False)
+        return found
 
     async def _observe(self, job: str) -> _Finding | None:
         """From outside, without asking the job; None if that tells nothing."""
@@ -198,11 +218,14 @@ class Looker:
         kept = {} if self._scope.node in view.nodes else self._believed
         self._believed = {job: state for job, state in (kept | known).items() if job in jobs}
 
-    def _departed(self, view: GroupView) -> set[str]:
-        """Jobs that the group or the registry knows here, with no process left."""
-        told = {member.job for member in view.members if member.node == self._scope.node}
+    def _departed(self) -> frozenset[str]:
+        """Jobs that the group or the registry knows here, with no process that is watched."""
         registry = self._scope.registry
-        return (told | set(registry.departed)) - {*registry.jobs(), *registry.hidden} - registry.adrift()
+        return (
+            (self._scope.presences.doubts.presumed | set(registry.departed))
+            - {*registry.jobs(), *registry.hidden}
+            - registry.adrift()
+        )
 
     def _is_unheld(self, view: GroupView, job: Seen) -> bool:
         """C20: bytes on the device, though it was not granted since it was last seen off it."""
@@ -221,8 +244,10 @@ class Looker:
             return finding.measured and view.holder != job.job and self._is_known(view, job.job)
         if not finding.measured and told is not None and told.state == job.state:
             return False
-        now = (job.state, job.host_bytes, job.device_bytes, job.backend, unheld)
-        return told is None or now != (told.state, told.host_bytes, told.device_bytes, told.backend, told.unheld)
+        if told is None:
+            return True
+        now = (job.state, job.host_bytes, job.device_bytes, job.backend, unheld, job.why)
+        return now != (told.state, told.host_bytes, told.device_bytes, told.backend, told.unheld, told.why)
 
     def _is_known(self, view: GroupView, job: str) -> bool:
         """Whether the group still believes that something of the job is here, or somewhere without knowing where."""
@@ -246,4 +271,4 @@ def _member(view: GroupView, node: str, job: str) -> MemberView | None:
 
 
 def _observed(job: Seen, unheld: set[str]) -> Observed:
-    return Observed(job.job, job.state, job.host_bytes, job.device_bytes, job.backend, job.job in unheld)
+    return replace(job.observed, unheld=job.job in unheld)

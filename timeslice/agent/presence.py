@@ -11,9 +11,10 @@ from timeslice.agent import procfs, selection
 from timeslice.agent.calling import Caller, Deadline
 from timeslice.agent.choice import BackendSet
 from timeslice.agent.devices import Devices, left_behind
+from timeslice.agent.doubts import Doubts
 from timeslice.agent.journal import Journal
 from timeslice.agent.owed import Debt, Debts
-from timeslice.agent.state import Note, Seen
+from timeslice.agent.state import ERROR_LENGTH, Note, Seen
 from timeslice.agent.targets import TargetRegistry
 from timeslice.backends.base import Backend, Job, Probe, Selection
 from timeslice.errors import BackendError, FaultKind
@@ -23,6 +24,7 @@ EXIT_S = 2.0  # a process that a backend saw end is gone for the kernel within t
 MEASURE_S = 5.0
 FREE_S = 10.0  # device memory of an ended process may be freed late
 _PAUSE_S = 0.05
+_OUT = {Residency.ABSENT, Residency.GONE, Residency.SUSPENDED}
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Presences:
         self.registry, self.backends, self.journal, self.caller = registry, backends, journal, caller
         self.last: dict[str, Seen] = {}
         self.debts = Debts(journal, self._measure)
+        self.doubts = Doubts(group, node, registry, backends, self._measure)
 
     async def find(self, job: str, deadline: Deadline, *, force: bool = False) -> Presence | None:
         """The job as it is now, or None when no process of it lives here. BackendError when it can't be told: above all
@@ -136,6 +139,8 @@ class Presences:
                 if error.kind is not FaultKind.GONE or not await self._some_ended(found):
                     raise
                 continue
+            if result.state in _OUT and (why := await self.doubts.beside(job)):
+                raise self._may_be_here(job, why)
             living = {(target.pid, target.start) for target in self.registry.alive(job)}
             if any((target.pid, target.start) in living for target in found.job.targets):  # who answered is still there
                 self.last[job] = result
@@ -143,9 +148,9 @@ class Presences:
         return await self.gone(job, deadline)
 
     async def gone(self, job: str, deadline: Deadline) -> Seen:
-        """The word that a job without processes is gone, once its device memory was measured free.
+        """The word that a job is gone of which no process is watched here, once its device memory was measured free.
 
-        BackendError(transient) when that is not so within the deadline.
+        BackendError(transient) when that is not so within the deadline, or can't be told.
         """
         wait = deadline.within(FREE_S)
         while taken := await self.left_behind(job):
@@ -159,8 +164,23 @@ class Presences:
                     node=self._node,
                 )
             await asyncio.sleep(_PAUSE_S)
+        if why := await self.doubts.about(job):
+            raise self._may_be_here(job, why)
         self.last.pop(job, None)
         return self.out(job)
+
+    def _may_be_here(self, job: str, why: str) -> BackendError:
+        return BackendError(
+            f"group {self._group}: job {job} may still be on the devices of node {self._node}: {why}",
+            kind=FaultKind.TRANSIENT,
+            group=self._group,
+            job=job,
+            node=self._node,
+        )
+
+    def unknown(self, job: str, why: str) -> Seen:
+        """The word for a job that may be here, and that nobody can see."""
+        return Seen(job=job, state=Residency.UNKNOWN, why=why[:ERROR_LENGTH])
 
     def out(self, job: str) -> Seen:
         """The word for a job without processes here: gone if it had some."""

@@ -219,6 +219,7 @@ class _Agent:
             specs = await default_backends(context, self._make_backend)
         scope.equip(BackendSet.make(context, specs, self._make_backend))
         scope.finder = Finder(context, options.prefix, self._scanner, scope.registry, scope.backends)
+        scope.presences.doubts.finder = scope.finder
         log.info(
             "group %s: devices: %s; state is moved by: %s", name, _listed(context), ", ".join(scope.backends.names())
         )

@@ -36,6 +36,7 @@ class Seen(Wire):
     backend: str = ""
     discarded: bool = False  # its content was dropped, not kept
     saved_bytes: int = 0  # of a step: it did not have to copy them
+    why: str = ""  # of one that is unknown: why nobody can see whether it is there
 
     @property
     def observed(self) -> Observed:
@@ -43,6 +44,7 @@ class Seen(Wire):
             *(self.job, self.state, self.host_bytes, self.device_bytes, self.backend),
             discarded=self.discarded,
             saved_bytes=self.saved_bytes,
+            why=self.why,
         )
 
 

@@ -147,6 +147,9 @@ class Steps:
         try:
             return await self._presences.act(name, self._as_seen, deadline, force=force)
         except BackendError as error:
+            presences = self._presences
+            if not presences.registry.alive(name) and (why := await presences.doubts.about(name)):
+                return presences.unknown(name, why)
             log.error("group %s: the state of job %s can't be told: %s", self._group, name, error)
             last = self._presences.last.get(name)
             return (last or Seen(job=name, state="")).model_copy(update={"state": Residency.FAULTED})

@@ -79,6 +79,7 @@ class TargetRegistry:
         self._raw: dict[str, str] = {}
         self._kept: list[tuple[Target, bool]] | None = None  # what is on disk; None: not known
         self.refused: dict[str, str] = {}
+        self.unwatched: dict[str, str] = {}
         self.passed_over: dict[tuple[int, int], str] = {}  # what discovery found and may not take
         self.ended: set[Exited] = set()
         self.departed: dict[str, set[int]] = {}

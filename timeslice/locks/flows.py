@@ -196,7 +196,9 @@ def _acquire(
                     sent = yield from all_in(token, reply.mode or "served", lease_id)
                 how, swap_ms = fields.get("how", ""), scripts.number(fields.get("swap_ms", ""))
                 found = _grant(reply, token, how, swap_ms, floor, sent, started)
-                return replace(found, needs_weights=fields.get("needs_weights") == "1")
+                # Whether agents serve this host is as of now: when it asked there may have been none.
+                registered, needs_weights = renewal.registered, fields.get("needs_weights") == "1"
+                return replace(found, registered=registered, needs_weights=needs_weights)
             by = renewal.by
 
 

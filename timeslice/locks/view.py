@@ -80,6 +80,7 @@ class MemberView:
     backend: str
     unheld: bool  # on the device without a hold
     saved_bytes: int = 0  # what its last step did not have to copy
+    why: str = ""  # of one that is unknown: why nobody can see whether it is there
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class JobView:
     phase: str = ""  # what a process of it last said it does off the device
     phase_s: float = 0.0  # for how long
     needs_weights: bool = False  # its content was discarded, and no weight sync has brought it back yet
+    out_at: int = 0  # the number at which an operator said that it is on no device
 
 
 @dataclass(frozen=True)
@@ -319,6 +321,7 @@ def _job(job: str, record: dict[str, str], now: int) -> JobView:
         phase=record.get("phase", ""),
         phase_s=max(now - _int(record, "phase_since_ms"), 0) / 1000 if record.get("phase") else 0.0,
         needs_weights=record.get("needs_weights") == "1",
+        out_at=_int(record, "out_at"),
     )
 
 
@@ -332,6 +335,7 @@ def _member(node: str, job: str, record: dict[str, str]) -> MemberView:
         backend=record.get("backend", ""),
         unheld=record.get("unheld") == "1",
         saved_bytes=_int(record, "saved"),
+        why=record.get("why", ""),
     )
 
 

@@ -40,6 +40,8 @@ class Finder:
         self._devices = {str(path.resolve()) for path in context.devices}
         # Where only workloads move their own state, a process that says nothing of itself can't be moved anyway.
         self._useful = any(backends[name].capabilities().forced for name in backends.names())
+        self.doubtful: dict[int, str] = {}
+        self.strangers: dict[int, int] = {}
         self._trouble = ""
         self._looked = False  # at everybody, with devices that could be looked at
 

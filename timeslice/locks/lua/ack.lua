@@ -6,8 +6,9 @@ ARGV  1 floor  2 node  3 swap  4 command id
       6 kind of fault  7 error text  then per job: job state bytes(host) device_bytes backend
       discarded (1: its content was dropped, not kept, by this suspend or before this restore)
       saved (bytes that this step did not have to copy)
+      why (of a state `unknown`: why nobody can see it)
 Reply ok counter | stale counter   (stale: nothing was noted)
-Events JobSuspended, JobRestored, JobGone, StepFailed
+Events JobSuspended, JobRestored, JobGone, JobUnknown, StepFailed
 --]]
 -- @include group residency
 local node, swap, command, outcome = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -21,14 +22,14 @@ if current[1] ~= command then
 end
 settle_clock()
 if string.sub(current[2], 1, 5) == 'begun' then
-  for i = 8, #ARGV, 7 do
+  for i = 8, #ARGV, 8 do
     local job, state, at = ARGV[i], ARGV[i + 1], node .. '/' .. ARGV[i] .. '/'
     local before = redis.call('HGET', members_key, at .. 'state') or ''
     if state == 'gone' or state == 'absent' then
       member_forget(at)
     else
       redis.call('HSET', members_key, at .. 'state', state, at .. 'bytes', ARGV[i + 2], at .. 'device_bytes',
-        ARGV[i + 3], at .. 'backend', ARGV[i + 4])
+        ARGV[i + 3], at .. 'backend', ARGV[i + 4], at .. 'why', ARGV[i + 7])
       if state ~= before then
         redis.call('HSET', members_key, at .. 'saved', ARGV[i + 6])
       end
@@ -38,6 +39,9 @@ if string.sub(current[2], 1, 5) == 'begun' then
     end
     if state ~= before and EVENTS[state] then
       emit(EVENTS[state], 'node', node, 'job', job, 'bytes', ARGV[i + 2], 'saved', ARGV[i + 6], 'swap', swap)
+    end
+    if state == 'unknown' and before ~= 'unknown' then
+      emit('JobUnknown', 'node', node, 'job', job, 'reason', ARGV[i + 7])
     end
     if job_recompute(job) then
       redis.call('HSET', jobs_key, job .. '/moved', digits(draw())) -- what was seen before this is old

@@ -47,6 +47,7 @@ if joined then
   if not is_unheard(node) then
     set('unheard', S.unheard .. ' ' .. node .. ' ')
   end
+  jobs_may_be_on(node)
   emit('NodeJoined', 'node', node)
   wake('members')
 end

@@ -4,6 +4,7 @@ for itself: the lease lasts as long as none of them is silent.
 ARGV  1 floor  2 lease id  3 token  4 job  5 host  6 pid  7 start  8 lease_ms  9 label
       10 'lock' if the lease is of a lock-only group, else 'served'  11 rank, or '' if it is no gang's  12 how many ranks
 Reply ok deadline_ms counter pending_waiters unconfirmed (ranks without which no body begins)
+      registered (0: the agent of this node does not know this process)
       lost holder_job holder_token counter taken_by why
 Events LeaseReinstalled, LeaseReclaimed, and what advance and reap emit
 --]]
@@ -106,4 +107,5 @@ else
 end
 save()
 local pending = pause_reason() == '' and redis.call('ZCARD', queue_key) or 0 -- in a paused group nobody could follow
-return { 'ok', S.deadline_ms, S.counter, pending, rank == '' and 0 or ranks_unconfirmed(lease) }
+local unconfirmed = rank == '' and 0 or ranks_unconfirmed(lease)
+return { 'ok', S.deadline_ms, S.counter, pending, unconfirmed, is_known_there(job, ARGV[5], ARGV[6], ARGV[7]) }

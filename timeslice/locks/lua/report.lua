@@ -3,10 +3,11 @@ An agent tells what it sees outside of a swap: residency after a probe, and proc
 ARGV  1 floor  2 node  3 seen: the counter it knew before it looked
       4 '1': this is all that is on its devices; '0': only what the group did not know  5 number of jobs
       then per job: job state bytes(host) device_bytes backend unheld (1: on the device without a hold)
+      why (of a state `unknown`: why nobody can see it)
       then per process that ended: job pid start
 Reply ok counter ignored (jobs whose news came at a bad time: report them again)
       no_member (nothing was noted: join by a heartbeat, then report)
-Events JobGone, JobUnheld, LeaseReclaimed, WaiterReaped, and what advance and reap emit
+Events JobGone, JobUnheld, JobUnknown, LeaseReclaimed, WaiterReaped, and what advance and reap emit
 --]]
 -- @include group waiters gangs residency lease advance
 local OUT_OF_PLACE = { resident = true, faulted = true } -- never too late to say
@@ -22,7 +23,7 @@ if whole then -- news alone were told to another server, should this one be its 
 end
 local ignored = 0
 for n = 0, count - 1 do
-  local i = 6 + n * 6
+  local i = 6 + n * 7
   local job, state, at = ARGV[i], ARGV[i + 1], node .. '/' .. ARGV[i] .. '/'
   local record = redis.call('HMGET', jobs_key, job .. '/token', job .. '/residency', job .. '/moved')
   local before = redis.call('HMGET', members_key, at .. 'state', at .. 'unheld')
@@ -39,7 +40,10 @@ for n = 0, count - 1 do
       member_forget(at)
     else
       redis.call('HSET', members_key, at .. 'state', state, at .. 'bytes', ARGV[i + 2], at .. 'device_bytes', ARGV[i + 3],
-        at .. 'backend', ARGV[i + 4], at .. 'unheld', ARGV[i + 5])
+        at .. 'backend', ARGV[i + 4], at .. 'unheld', ARGV[i + 5], at .. 'why', ARGV[i + 6])
+      if state == 'unknown' and before[1] ~= 'unknown' then
+        emit('JobUnknown', 'node', node, 'job', job, 'reason', ARGV[i + 6])
+      end
       if ARGV[i + 5] == '1' and before[2] ~= '1' then
         emit('JobUnheld', 'node', node, 'job', job, 'device_bytes', ARGV[i + 3])
       end
@@ -56,7 +60,7 @@ for n = 0, count - 1 do
   end
 end
 local dead = {}
-for i = 6 + count * 6, #ARGV, 3 do
+for i = 6 + count * 7, #ARGV, 3 do
   local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   dead[pid .. '/' .. start] = true
   local field = registered_as(job, node, pid, start)

@@ -97,6 +97,7 @@ class Observed:
     unheld: bool = False  # on the device although it does not hold
     discarded: bool = False  # of a step: its content was dropped, not kept
     saved_bytes: int = 0  # of a step: it did not have to copy them
+    why: str = ""  # of one that is unknown: why nobody can see whether it is there
 
 
 def ack(
@@ -118,7 +119,7 @@ def ack(
     args: list[Arg] = [floor, node, swap, command, outcome, kind, error]
     for item in observed:
         args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend]
-        args += [int(item.discarded), item.saved_bytes]
+        args += [int(item.discarded), item.saved_bytes, item.why]
     return make_call("ack", group, args, lambda reply: text(reply[0]) == "ok")
 
 
@@ -156,6 +157,7 @@ def report(
     args: list[Arg] = [floor, node, seen, int(whole), len(observed)]
     for item in observed:
         args += [item.job, item.state, item.host_bytes, item.device_bytes, item.backend, int(item.unheld)]
+        args.append(item.why)
     for process in ended:
         args += [process.job, process.pid, process.start]
 

@@ -136,6 +136,7 @@ class Renewed:
     counter: int
     pending: int  # how many wait; none while the group is paused
     unconfirmed: int = 0  # ranks of the gang without which no body begins
+    registered: bool = True  # False: the agents of this host don't know this process yet
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def renew(
 
     def parse(reply: list[Any]) -> Renewed | Lost:
         if text(reply[0]) == "ok":
-            return Renewed(int(reply[2]), int(reply[3]), int(reply[4]))
+            return Renewed(int(reply[2]), int(reply[3]), int(reply[4]), bool(reply[5]))
         return Lost(text(reply[1]), int(reply[2]), int(reply[3]), text(reply[4]), text(reply[5]))
 
     r = request

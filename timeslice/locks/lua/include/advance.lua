@@ -26,7 +26,7 @@ end
 -- Whether some job needs nothing moved to go on.
 local function in_place(residency)
   for _, where in pairs(residency) do
-    if where == 'resident' then
+    if where == 'resident' or where == 'unknown' then
       return true
     end
   end
@@ -51,13 +51,20 @@ local function decide(job)
     if where == 'faulted' then
       return 'blocked', 'the device state of job ' .. other .. ' is unknown', true
     end
+    if where == 'unknown' and other ~= job then
+      return 'blocked', doubt_about(other), false -- that job itself may go on
+    end
     if other ~= job and not OUT[where] then
       crowded = true
     end
   end
   local mine = residency_now[job] or ''
-  if mine == 'resident' and not crowded then
+  -- Where nobody can see a job, nobody but the job has moved it either: it finds what it left.
+  if (mine == 'resident' or mine == 'unknown') and not crowded then
     return 'grant', 'no-op'
+  end
+  if mine == 'unknown' then
+    return 'blocked', doubt_about(job), true
   end
   local silent = silent_node()
   if silent then
@@ -98,6 +105,8 @@ local function clearing_obstacle()
   for job, where in pairs(residency_of_jobs()) do
     if where == 'faulted' then
       return 'the device state of job ' .. job .. ' is unknown'
+    elseif where == 'unknown' then
+      return doubt_about(job)
     end
   end
   return unheard_node() or silent_node()

@@ -53,10 +53,7 @@ end
 
 -- What its client is told, for the process that asks.
 local function answer(waiter, job, host, pid, start)
-  local registered = 1
-  if S.mode == 'served' and redis.call('ZSCORE', nodes_key, host) then
-    registered = registered_as(job, host, pid, start) and 1 or 0
-  end
+  local registered = is_known_there(job, host, pid, start)
   if S.lease_id == waiter then
     local needs_weights = S.mode == 'served' and job_needs_weights(job) and 1 or 0
     return { 'granted', S.token, S.how, S.swap_ms, S.counter, S.mode, registered, S.deadline_ms, needs_weights }

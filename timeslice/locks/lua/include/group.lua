@@ -316,6 +316,13 @@ local function registered_as(job, node, pid, start)
   return redis.call('HEXISTS', targets_key, apart) == 1 and apart or nil
 end
 
+-- 0 if an agent of its node serves the group and has not been told of this process, else 1.
+local function is_known_there(job, node, pid, start)
+  local unknown = S.mode == 'served' and redis.call('ZSCORE', nodes_key, node)
+    and not registered_as(job, node, pid, start)
+  return unknown and 0 or 1
+end
+
 -- The name that a record gets. Two containers may have the same number: the second one's start time is in its name.
 local function target_field(job, node, pid, record)
   local field, start = job .. '/' .. node .. '/' .. pid, start_in(record)

@@ -27,9 +27,9 @@ local function grant(waiter, record, how, swap_ms, caller)
     set('deadline_ms', tonumber(redis.call('ZSCORE', alive_key, waiter)))
   end
   if S.mode == 'served' then
-    redis.call('HSET', jobs_key, record.job .. '/residency', 'resident', record.job .. '/token', digits(token),
-      record.job .. '/last_granted_at_ms', digits(now))
+    redis.call('HSET', jobs_key, record.job .. '/token', digits(token), record.job .. '/last_granted_at_ms', digits(now))
     if how ~= 'no-op' then
+      redis.call('HSET', jobs_key, record.job .. '/residency', 'resident')
       job_loads_everywhere(record.job)
     end
   end

@@ -16,7 +16,7 @@ end
 
 local JOB_FIELDS = {
   'residency', 'bytes', 'usage_ms', 'last_granted_at_ms', 'token', 'moved', 'phase', 'phase_since_ms', 'phase_id',
-  'needs_weights',
+  'needs_weights', 'out_at',
 }
 
 local function job_forget(job)
@@ -30,8 +30,8 @@ local function job_needs_weights(job)
   return redis.call('HGET', jobs_key, job .. '/needs_weights') == '1'
 end
 
--- Whoever is granted may load on every node; until a node's agent says otherwise it is taken to have done so there.
--- One agent that sees nothing can then never speak for the others.
+-- A grant is evidence: whoever is granted may load on every node, and is taken to have done so there until the node's
+-- agent has shown otherwise. One agent that sees nothing can then never speak for the others.
 local function job_loads_everywhere(job)
   for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
     redis.call('HSET', members_key, node .. '/' .. job .. '/state', 'resident')
@@ -40,9 +40,30 @@ end
 
 -- Nothing of the job is on the node any more. `at` is `node/job/`.
 local function member_forget(at)
-  for _, field in ipairs({ 'state', 'bytes', 'device_bytes', 'backend', 'unheld', 'saved' }) do
+  for _, field in ipairs({ 'state', 'bytes', 'device_bytes', 'backend', 'unheld', 'saved', 'why' }) do
     redis.call('HDEL', members_key, at .. field)
   end
+end
+
+-- A node that joins serves the group's devices: whoever is on them elsewhere may have loaded here before it came.
+local function jobs_may_be_on(node)
+  for job, where in pairs(residency_of_jobs()) do
+    if not OUT[where] then
+      redis.call('HSETNX', members_key, node .. '/' .. job .. '/state', 'resident')
+    end
+  end
+end
+
+-- Why it can't be told whether a job is still on the devices, as a reason.
+local function doubt_about(job)
+  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+    local at = node .. '/' .. job .. '/'
+    local seen = redis.call('HMGET', members_key, at .. 'state', at .. 'why')
+    if seen[1] == 'unknown' then
+      return 'job ' .. job .. ' may still be on the devices of node ' .. node .. ': ' .. (seen[2] or '')
+    end
+  end
+  return 'job ' .. job .. ' may still be on the devices'
 end
 
 -- Nodes that joined and have not reported since, each with a space before and behind it.
@@ -57,7 +78,8 @@ local function hear(node)
   end
 end
 
--- Derives a job's residency from what the nodes observed: one doubtful node makes the whole doubtful.
+-- Derives a job's residency from what the nodes observed: one doubtful node makes the whole doubtful. `faulted`: an
+-- operation left its state in doubt. `unknown`: nobody can see whether it is there.
 local function job_recompute(job)
   local seen, bytes = {}, 0
   for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
@@ -71,6 +93,8 @@ local function job_recompute(job)
   local residency
   if seen.faulted then
     residency = 'faulted'
+  elseif seen.unknown then
+    residency = 'unknown'
   elseif seen.suspending then
     residency = 'suspending'
   elseif seen.restoring or (seen.resident and seen.suspended) then
