@@ -139,7 +139,9 @@ def _judge(view: GroupView, job: str, residency: str) -> tuple[State, str]:
     waits = _request(view, job)
     if residency == "faulted":
         return "faulted", "where its device state is can't be told; see: timeslice doctor"
-    if held and view.state.get("confirmed") == "1" and not view.swap and residency in {"resident", ""}:
+    if residency == "unknown" and not held:
+        return "unknown", "nobody can see whether it is on the devices; see: timeslice doctor"
+    if held and view.state.get("confirmed") == "1" and not view.swap and residency in {"resident", "unknown", ""}:
         if broken := _gang_is_not_whole(view):
             return "waiting", broken
         if job in view.jobs and view.jobs[job].needs_weights:

@@ -47,22 +47,31 @@ class Agent:
     looked: Call[Any] | None = field(default=None, repr=False)  # a report that is still under way
     suspended: Counter[str] = field(default_factory=Counter)  # how often a job's state was moved out
     known: tuple[str, ...] = ()  # jobs it has ever seen
+    blind: bool = False  # it can neither see processes nor measure its device
+    presumed: set[str] = field(default_factory=set)  # jobs that the group says are here, which a blind one can't deny
 
     def state(self, job: str) -> str:
+        """As the agent tells it."""
+        if self.blind and (job in self.device or job in self.presumed):
+            return "unknown"
+        return self.truth(job)
+
+    def truth(self, job: str) -> str:
         return "resident" if job in self.device else "suspended" if job in self.saved else "absent"
 
     def observe(self, *jobs: str) -> list[Observed]:
-        return [Observed(job, self.state(job)) for job in jobs]
+        found = {job: self.state(job) for job in jobs}
+        return [Observed(job, state, why="blind" if state == "unknown" else "") for job, state in found.items()]
 
     def move(self, job: str, where: str) -> None:
-        self.moved.setdefault(job, self.state(job))
+        self.moved.setdefault(job, self.truth(job))
         self.suspended[job] += where == "suspended"
         for place, name in ((self.device, "resident"), (self.saved, "suspended")):
             place.add(job) if name == where else place.discard(job)
 
     def undo(self) -> None:
         for job, where in self.moved.items():
-            if self.state(job) != "absent":
+            if self.truth(job) != "absent":
                 self.move(job, where)
 
 
@@ -91,7 +100,9 @@ class World:
             self.report(agent)
 
     def look(self, agent: Agent) -> None:
-        jobs = sorted({*agent.known, *agent.device, *agent.saved})
+        view = self.lab.view
+        agent.presumed = {member.job for member in view.members if member.node == agent.node} - {view.holder}
+        jobs = sorted({*agent.known, *agent.device, *agent.saved, *agent.presumed})
         agent.known = tuple(jobs)
         agent.looked = scripts.report(self.lab.group, agent.node, agent.floor, agent.observe(*jobs), floor=agent.floor)
 
@@ -127,6 +138,8 @@ class World:
         if order is None:
             return
         jobs = tuple(dict.fromkeys((*order.out, *([order.into] if order.into else []))))
+        if agent.blind and order.step != "rollback" and any(agent.state(job) == "unknown" for job in jobs):
+            fault = fault or "can't see"
         if order.step == "rollback":
             agent.undo()
             self.ack(agent, order, jobs, "rolled back")

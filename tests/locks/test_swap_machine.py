@@ -303,6 +303,27 @@ class SwapMachine(RuleBasedStateMachine):
         }
         acts[what]()
 
+    @rule(n=st.integers(0, 1), how=st.sampled_from(["goes blind", "sees", "sees"]))
+    @when(lambda self: self.fresh)
+    def an_agent_s_eyes(self, n: int, how: str) -> None:
+        """Processes of jobs can not be seen for a while, as those of another pid namespace, nor the device measured."""
+        agent = self.agent(n)
+        agent.blind = how == "goes blind" and agent.current is None
+        if agent.up and agent.current is None:
+            self.world.look(agent)
+            self.world.report(agent)
+
+    @rule(job=st.sampled_from(JOBS))
+    @when(lambda self: self.fresh)
+    def an_operator_looks(self, job: str) -> None:
+        """Who sees that nothing of an unknown job is on any device says so."""
+        known = self.lab.view.jobs.get(job)
+        there = any(job in agent.device for agent in self.world.agents.values())
+        if known and known.residency == "unknown" and not there and self.lab.view.holder != job and not self.lab.swap:
+            self.lab.run(scripts.repair(self.lab.group, "eve", "", out=[job]))
+            for agent in self.world.agents.values():
+                agent.presumed.discard(job)
+
     @rule(n=st.integers(0, 1), how=st.sampled_from(["crashes", "leaves", "returns", "returns"]))
     @when(lambda self: self.fresh)
     def an_agent_comes_or_goes(self, n: int, how: str) -> None:
@@ -332,13 +353,20 @@ class SwapMachine(RuleBasedStateMachine):
         """Everybody behaves; all that live get their turn, and no swap is left."""
         agents = list(self.world.agents.values())
         for agent in agents:
-            agent.up = True
+            agent.up, agent.blind = True, False
+            if agent.current is None:
+                self.world.look(agent)
+                self.world.report(agent)
         for _ in range(150):
             if not self.living() and not self.lab.swap:
                 break
             self.lab.pass_time(4)
+            unknown = any(job.residency == "unknown" for job in self.lab.view.jobs.values())
             for agent in agents:
                 self.world.beat(agent)
+                if unknown:
+                    self.world.look(agent)
+                    self.world.report(agent)
             for client in self.living():
                 if client.inside:
                     self.lab.release(client.name, client.token)

@@ -1,7 +1,7 @@
 """Whether a job of which no process is watched here may still be on this node's devices.
 
 A grant is evidence that it is. What shows otherwise: the devices, measured free of it; all processes of it that were
-known here, seen to end; or the job itself, whose processes registered with agents of other nodes of the group. That
+known here, seen to end since; or the job itself, which told the agents of its nodes of the processes that held. That
 nobody can be seen shows nothing: such a job is `unknown`, and nobody is granted beside it.
 """
 
@@ -37,38 +37,48 @@ class Doubts:
         self._registry, self._backends, self._measure = registry, backends, measure
         self.finder: Finder | None = None
         self.presumed: frozenset[str] = frozenset()
-        self._placed: frozenset[str] = frozenset()  # jobs with registered processes somewhere in the group
+        self._said: frozenset[str] = frozenset()  # jobs whose last turn was held by processes that agents were told of
+        self._tokens: dict[str, int] = {}
+        self._ended_at: dict[str, int] = {}  # job of which all watched processes ended -> the highest number known then
 
-    def learn(self, view: GroupView, out_at: Mapping[str, int]) -> None:
+    def note_ended(self, floor: int) -> None:
+        """Some process ended. ``floor``: the highest number known now; grants with a later one had other processes."""
+        departed = self._registry.departed
+        self._ended_at = {job: self._ended_at.get(job, floor) for job in departed}
+
+    def learn(self, view: GroupView, out_at: Mapping[str, int], floor: int) -> None:
         """Take what the group says. ``out_at``: job -> the highest number known when it was last seen off the device;
-        a grant with a later one may have brought it here."""
+        a grant with a later one may have brought it here. ``floor``: the highest number known before this view."""
+        joins = self._node not in view.nodes  # it may also be that the server has lost what it knew
         told = {member.job for member in view.members if member.node == self._node}
         granted = {
             job.job
             for job in view.jobs.values()
-            if job.residency not in OUT and job.token > max(out_at.get(job.job, 0), job.out_at)
+            if (joins or job.residency not in OUT) and job.token > max(out_at.get(job.job, 0), job.out_at)
         }
-        # A server that knows nothing of this node has lost what it knew.
-        kept = frozenset() if self._node in view.nodes else self.presumed
-        self.presumed = kept | told | granted
-        self._placed = frozenset(name.partition("/")[0] for name in view.targets)
+        self.presumed = frozenset(told | granted) | (self.presumed if joins else frozenset())
+        self._said = frozenset(job.job for job in view.jobs.values() if job.has_said)
+        self._tokens = {job.job: job.token for job in view.jobs.values()}
+        self.note_ended(floor)
 
     async def about(self, job: str) -> str:
         """Why a job without a process that is watched here may be on the devices all the same; '' if it is not."""
         if job not in self.presumed or self._moves_nothing():
             return ""
         unwatched = self._registry.unwatched.get(job, "")
-        ended = job in self._registry.departed
+        # Evidence of an earlier turn is none for a later one, which may have had processes that nobody could see.
+        ended = self._tokens.get(job, 0) <= self._ended_at.get(job, -1)
+        shown = ended or job in self._said
         try:
             devices = await self._measure()
         except BackendError as error:
-            return unwatched or ("" if ended else f"its devices can't be measured: {error}")
+            return unwatched or ("" if shown else f"its devices can't be measured: {error}")
         taken = unaccounted(devices, self._explained()) if devices else ""
         if devices and not taken:
             return ""
         if unwatched or (taken and (unwatched := self._hides(()))):
             return unwatched
-        if ended or job in self._placed:
+        if shown:
             return ""
         return (
             f"no agent of the group knows a process of it, and {taken or 'its devices can not be measured'}; have "

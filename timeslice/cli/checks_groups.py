@@ -171,6 +171,8 @@ def remedy(reason: str, group: str) -> str:
     for start, advice in _REMEDIES:
         if reason.startswith(start):
             return advice.format(group=group)
+    if "may still be on the devices" in reason:
+        return f"end its processes; or, if you looked and nothing of it is there: timeslice repair {group} --out JOB"
     if "could not be moved off the device" in reason:
         return f"see that reason; to try again: timeslice repair {group}; or end that job's processes"
     if "which may not know before" in reason:

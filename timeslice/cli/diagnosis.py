@@ -56,6 +56,13 @@ def _nodes(view: GroupView) -> Iterator[Finding]:
 
 def _jobs(view: GroupView) -> Iterator[Finding]:
     for job in view.jobs.values():
+        for member in view.members:
+            if member.job == job.job and member.state == "unknown":
+                yield Finding(
+                    f"job {job.job} may still be on the devices of node {member.node}: {member.why}",
+                    f"end its processes there; or, if you looked and nothing of it is on any device of {view.name}: "
+                    f"timeslice repair {view.name} --out {job.job}",
+                )
         if job.residency != "faulted":
             continue
         where = processes(view, job.job) or "see: timeslice jobs"

@@ -93,6 +93,7 @@ _NARROW = 16  # columns of sentences are folded down to this; words are never br
 _STYLES = {
     "blocked": "bold red",
     "faulted": "bold red",
+    "unknown": "bold red",
     "error": "bold red",
     "unreachable": "bold red",
     "warning": "yellow",

@@ -11,6 +11,7 @@ from timeslice.cli.output import json_option, note, print_json
 from timeslice.cli.revoke import reason_option
 from timeslice.cli.session import Session, operator
 from timeslice.locks import scripts
+from timeslice.names import check_name
 
 if TYPE_CHECKING:
     from timeslice.locks.view import GroupView
@@ -24,27 +25,40 @@ _KEPT = 1000  # entries of a node's order stream
     epilog="""\b
 Examples:
   timeslice repair trainers --dry-run    # what is in its way, and what would be done
-  timeslice repair trainers"""
+  timeslice repair trainers
+  timeslice repair trainers --out run-a  # you looked: nothing of run-a is on any device"""
 )
 @click.argument("group")
 @click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+@click.option(
+    "--out",
+    "out",
+    multiple=True,
+    metavar="JOB",
+    help="Your word that nothing of JOB, which nobody can see, is on any device of GROUP. If something is, two jobs "
+    "will share it. May be given several times.",
+)
 @reason_option
 @json_option
 @click.pass_obj
 @click.pass_context
-def repair(ctx: click.Context, session: Session, group: str, dry_run: bool, reason: str, as_json: bool) -> None:
+def repair(
+    ctx: click.Context, session: Session, group: str, dry_run: bool, out: tuple[str, ...], reason: str, as_json: bool
+) -> None:
     """Put right what keeps GROUP from going on, and say what else is in its way.
 
     Has every agent look again, drops half records, and tries at once what was put off. It never guesses: a holder
     that lives, a node that is away with state on it, a job whose state is unknown and a swap in the middle are named
-    with the next step, and the exit code is 6.
+    with the next step, and the exit code is 6. What only you can know, you say: --out.
     """
+    for job in out:
+        check_name("job", job)
     from timeslice.cli import exits
     from timeslice.cli.diagnosis import findings
 
     view = session.view(group)
     done = _index(session, view, dry=dry_run)
-    call = scripts.repair(session.keys.group(group), operator(), reason, dry=dry_run, floor=view.counter)
+    call = scripts.repair(session.keys.group(group), operator(), reason, out=out, dry=dry_run, floor=view.counter)
     done = [*done, *session.run(call)]
     if not dry_run:
         view = _look_again(session, view)

@@ -191,6 +191,7 @@ def node_document(view: GroupView, node: NodeView) -> dict[str, Any]:
                 "saved_bytes": member.saved_bytes,
                 "backend": member.backend,
                 "unheld": member.unheld,
+                "why": member.why,
             }
             for member in view.members
             if member.node == node.node

@@ -111,6 +111,7 @@ _JOB_STATES: dict[str, JobState] = {
     Residency.RESTORING: JobState.TRANSITIONING,
     Residency.SUSPENDED: JobState.SAVED,
     Residency.FAULTED: JobState.FAULTED,
+    Residency.UNKNOWN: JobState.FAULTED,
 }
 
 

@@ -20,7 +20,8 @@ SILENT_PAUSE_MS = 15_000  # a waiter's time to live: by then it has spoken or is
 
 _FINAL = frozenset({"failed", "rolled back"})
 _SAVED = frozenset({Residency.SUSPENDING, Residency.SUSPENDED, Residency.RESTORING})
-_GRANTABLE = frozenset({Residency.RESIDENT, Residency.ABSENT, Residency.GONE})
+# What nobody can see of the job itself is no reason against it: it finds what it left.
+_GRANTABLE = frozenset({Residency.RESIDENT, Residency.ABSENT, Residency.GONE, Residency.UNKNOWN})
 _RETURNS = "goes on by itself when its agent returns"
 _REACHED = {"prepare": "prepared", "commit": "done"}
 
@@ -112,7 +113,7 @@ def make_plan(view: GroupView) -> Plan:
     to be. An operator may have ordered that by force."""
     job = view.state.get("swap_job", "")
     out = {*view.resident, view.state.get("evict", "")} - {job, ""}
-    saved = job in view.jobs and view.jobs[job].residency in _SAVED
+    saved = _is_saved(view, job)
     return Plan(
         out=tuple(sorted(out)),
         into=job if saved else None,
@@ -282,9 +283,16 @@ def _unfit(view: GroupView) -> str:
     for other in view.resident:
         if other != job:
             return f"job {other} is still on the device"
-    if job and (where := _residency(view, job)) not in _GRANTABLE:
+    if job and ((where := _residency(view, job)) not in _GRANTABLE or _is_saved(view, job)):
         return f"the state of job {job} is not back on the device, it is {where}"
     return ""
+
+
+def _is_saved(view: GroupView, job: str) -> bool:
+    """Whether state of the job is in host memory, on all its nodes or some of them."""
+    return _residency(view, job) in _SAVED or any(
+        member.job == job and member.state in _SAVED for member in view.members
+    )
 
 
 def _how(view: GroupView, plan: Plan) -> str:

@@ -108,6 +108,7 @@ class JobView:
     phase_s: float = 0.0  # for how long
     needs_weights: bool = False  # its content was discarded, and no weight sync has brought it back yet
     out_at: int = 0  # the number at which an operator said that it is on no device
+    has_said: bool = False  # in its last turn it had told agents of each process that held
 
 
 @dataclass(frozen=True)
@@ -322,6 +323,7 @@ def _job(job: str, record: dict[str, str], now: int) -> JobView:
         phase_s=max(now - _int(record, "phase_since_ms"), 0) / 1000 if record.get("phase") else 0.0,
         needs_weights=record.get("needs_weights") == "1",
         out_at=_int(record, "out_at"),
+        has_said=bool(_int(record, "said")) and _int(record, "said") == _int(record, "token"),
     )
 
 

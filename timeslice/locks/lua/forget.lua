@@ -14,9 +14,24 @@ begin(true)
 settle_clock()
 local deadline = redis.call('ZSCORE', nodes_key, node)
 deadline = deadline and tonumber(deadline)
+-- What a job has on a node that nobody has seen it on is only presumed. It is not there if the job has said where its
+-- processes are, and none of them is there.
+local places = {}
+for _, field in ipairs(redis.call('HKEYS', targets_key)) do
+  local job, at = string.match(field, '^([^/]+)/([^/]+)/')
+  if job then
+    places[job] = places[job] or {}
+    places[job][at] = true
+  end
+end
+local function is_elsewhere(job, where)
+  local observed = redis.call('HEXISTS', members_key, node .. '/' .. job .. '/backend') == 1
+  return where == 'resident' and not observed and places[job] and not places[job][node]
+end
+
 local lost, kept = {}, { 'state' }
 for job, where in pairs(deadline and node_record(node) or {}) do
-  local list = (OUT[where] and where ~= 'suspended') and {} or given_up[job] and lost or kept
+  local list = (OUT[where] and where ~= 'suspended' or is_elsewhere(job, where)) and {} or given_up[job] and lost or kept
   list[#list + 1] = job
 end
 if deadline and deadline < now and #kept == 1 then

@@ -1,11 +1,24 @@
 --[[
 Puts right what can be put right without a guess, by an operator's order.
 ARGV  1 floor  2 by whom  3 why, or ''  4 '1': only tell what would be done
-Reply ok line ... (what was or would be done)
+      then jobs of which that operator says that nothing of them is on any device
+Reply ok line ... (what was or would be done) | refused why (nothing was done)
 Events GroupRepaired, and what advance and reap emit
 --]]
 -- @include group waiters gangs residency lease advance
 local dry, told = ARGV[4] == '1', { 'ok' }
+
+-- An operator's word decides only what nobody can see.
+local function why_not_out(job)
+  local where = residency_of_jobs()[job] or 'absent'
+  if S.lease_id ~= '' and S.job == job then
+    return 'job ' .. job .. ' holds the group; take that away first: timeslice revoke'
+  elseif S.swap_id ~= 0 then
+    return 'a swap is under way; wait until it is over'
+  elseif where ~= 'unknown' then
+    return 'job ' .. job .. ' is ' .. where .. ', which is known; only of a job that is unknown can you say that it is out'
+  end
+end
 
 -- Notes a repair, and says whether to make it.
 local function repair(what)
@@ -118,6 +131,21 @@ local function end_proved_eviction()
   return out
 end
 
+-- Agents go by the number: what was granted before it is out, what is granted later may be there again.
+local function note_out(job)
+  if repair('job ' .. job .. ' is on no device, by the word of ' .. ARGV[2]) then
+    redis.call('HSET', jobs_key, job .. '/out_at', digits(draw()))
+    for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+      local at = node .. '/' .. job .. '/'
+      if redis.call('HGET', members_key, at .. 'state') == 'unknown' then
+        member_forget(at)
+      end
+    end
+    job_recompute(job)
+    set('changed_ms', now)
+  end
+end
+
 local function end_deferrals(proved)
   for _, waiter in ipairs(redis.call('ZRANGE', queue_key, 0, -1)) do
     if is_deferred(waiter_get(waiter)) and repair('waiter ' .. waiter .. ' is tried again now') then
@@ -130,9 +158,18 @@ local function end_deferrals(proved)
 end
 
 begin(true)
+for i = 5, #ARGV do
+  local why = why_not_out(ARGV[i])
+  if why then
+    return { 'refused', why }
+  end
+end
 if not dry then
   settle_clock()
   reap()
+end
+for i = 5, #ARGV do
+  note_out(ARGV[i])
 end
 drop_half_waiters()
 drop_half_members()

@@ -59,18 +59,21 @@ for n = 0, count - 1 do
     end
   end
 end
-local dead = {}
+local dead, done = {}, {}
 for i = 6 + count * 7, #ARGV, 3 do
   local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   dead[pid .. '/' .. start] = true
   local field = registered_as(job, node, pid, start)
   if field then
-    redis.call('HDEL', targets_key, field)
-    set('changed_ms', now)
+    done[#done + 1] = field
   end
   if S.lease_id ~= '' and S.gang == '' and S.job == job and S.host == node and S.pid == pid and S.start == start then
     reclaim('its process ended')
   end
+end
+for _, field in ipairs(done) do -- after the turns that ended by that: these processes were on record
+  redis.call('HDEL', targets_key, field)
+  set('changed_ms', now)
 end
 for _, member in ipairs(next(dead) and redis.call('ZRANGE', alive_key, 0, -1) or {}) do
   local gang, rank = party_alive(member)

@@ -106,10 +106,21 @@ def evict(group: GroupKeys, job: str, by: str, reason: str, *, force: bool = Fal
     return make_call("evict", group, (floor, job, by, reason, "1" if force else "0"), parse)
 
 
-def repair(group: GroupKeys, by: str, reason: str, *, dry: bool = False, floor: int = 0) -> Call[tuple[str, ...]]:
-    """Put right what needs no guess. What was done, or (``dry``) would be, a line each."""
-    args = (floor, by, reason, "1" if dry else "0")
-    return make_call("repair", group, args, lambda reply: tuple(text(line) for line in reply[1:]))
+def repair(
+    group: GroupKeys, by: str, reason: str, *, out: Sequence[str] = (), dry: bool = False, floor: int = 0
+) -> Call[tuple[str, ...]]:
+    """Put right what needs no guess. What was done, or (``dry``) would be, a line each.
+
+    ``out`` names jobs that nobody can see and that, by the operator's word, are on no device. RefusedError for one that
+    is known to be somewhere.
+    """
+
+    def parse(reply: list[Any]) -> tuple[str, ...]:
+        if text(reply[0]) == "refused":
+            raise RefusedError(f"group {group.name} is not repaired: {text(reply[1])}", group=group.name)
+        return tuple(text(line) for line in reply[1:])
+
+    return make_call("repair", group, (floor, by, reason, "1" if dry else "0", *out), parse)
 
 
 def drain(group: GroupKeys, node: str, drain: bool, by: str, reason: str, *, floor: int = 0) -> Call[bool]:

@@ -60,10 +60,10 @@ local function decide(job)
   end
   local mine = residency_now[job] or ''
   -- Where nobody can see a job, nobody but the job has moved it either: it finds what it left.
-  if (mine == 'resident' or mine == 'unknown') and not crowded then
+  if not crowded and (mine == 'resident' or mine == 'unknown' and not is_saved(job)) then
     return 'grant', 'no-op'
   end
-  if mine == 'unknown' then
+  if mine == 'unknown' and S.evict == job then
     return 'blocked', doubt_about(job), true
   end
   local silent = silent_node()

@@ -23,6 +23,8 @@ local FIELD_MAX, RECORD_MAX, BODY_MAX = 256, 8192, 262144 -- bytes of a field or
 local TARGETS_MAX = 10000 -- registrations
 local WAITERS_MAX = 10000 -- that are alive, each rank of a gang counted
 local WORLD_MAX = 1024 -- ranks of a gang: what a call can look through without keeping everybody waiting
+local LOSS_NOTED = 1 -- as a birth: older numbers prove nothing new
+local DELETED = '@deleted' -- among the ended: an operator removed the group, so nothing was lost
 local EVENTS_KEPT, INBOX_KEPT, ENDED_KEPT = 2000, 64, 10000
 
 local S = {} -- the state as read, then as changed
@@ -51,8 +53,19 @@ local function keep_if_declared()
   end
 end
 
+-- A group that is declared or served draws no number below its birth. Whoever brings one knew the group before it was
+-- born, so its data was lost, however far the counter has come since.
+local function be_born()
+  if S.mode ~= '' and S.birth == 0 then
+    local known = not changes.mode or redis.call('ZSCORE', ended_key, DELETED)
+    set('birth', known and LOSS_NOTED or now)
+    set('counter', math.max(S.counter, now))
+  end
+end
+
 local function save()
   set('clock_ms', now)
+  be_born()
   local flat = {}
   for field in pairs(changes) do
     local value = S[field]
@@ -158,7 +171,8 @@ end
 -- The server knows less than somebody else does. What it says of leases and swaps may be old, so nobody is granted while
 -- holders renew and agents tell what is there; and a swap that began before what was lost is nobody's any more.
 local function note_loss()
-  set('counter', floor)
+  set('counter', math.max(S.counter, floor))
+  set('birth', LOSS_NOTED)
   set('seq', math.max(S.seq, floor))
   set('quiet_until_ms', math.max(S.quiet_until_ms, now + math.min(math.max(S.lease_ms, LEASE_MS), MAX_PAUSE_MS)))
   set('quiet_why', '')
@@ -257,7 +271,8 @@ local function begin(frees, longest)
     'unheard', 'since_ms', 'clock_ms', 'counter', 'seq', 'token', 'granted_at_ms', 'deadline_ms', 'lease_ms',
     'renewed_at_ms', 'swap_ms', 'swap_id', 'swap_since_ms', 'swap_deadline_ms', 'swap_budget_ms',
     'owner_epoch', 'owner_deadline_ms', 'changed_ms', 'quiet_until_ms', 'rebased_ms', 'force', 'waits_on',
-    'evict_how', 'evict_reason', 'evict_tried_ms', 'evict_until_ms', 'drains', 'quiet_why', 'fence', 'gang', 'ending')
+    'evict_how', 'evict_reason', 'evict_tried_ms', 'evict_until_ms', 'drains', 'quiet_why', 'fence', 'gang', 'ending',
+    'birth')
   -- Written out: a loop over names would cost every call several microseconds.
   S = {
     mode = v[1] or '', phase = v[2] or '', reason = v[3] or '', lease_id = v[4] or '', job = v[5] or '',
@@ -275,6 +290,7 @@ local function begin(frees, longest)
     rebased_ms = tonumber(v[40]) or 0, force = v[41] or '', waits_on = v[42] or '', evict_how = v[43] or '',
     evict_reason = v[44] or '', evict_tried_ms = tonumber(v[45]) or 0, evict_until_ms = tonumber(v[46]) or 0,
     drains = v[47] or '', quiet_why = v[48] or '', fence = tonumber(v[49]) or 0, gang = v[50] or '', ending = v[51] or '',
+    birth = tonumber(v[52]) or 0,
   }
   if S.phase == '' then
     S.phase = 'idle'
@@ -293,7 +309,7 @@ local function settle_clock()
   if S.mode == 'served' and now > S.clock_ms + SERVER_CHANGE_MS then
     notice_another_server()
   end
-  if floor > S.counter then
+  if floor > S.counter or (floor > 0 and floor < S.birth) then
     note_loss()
   end
 end

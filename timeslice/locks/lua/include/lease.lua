@@ -70,11 +70,37 @@ local function clear_lease()
   set_phase(pause == '' and 'idle' or 'paused', pause)
 end
 
+-- Whether the agents of the holder's nodes were told of each process that holds: then it has said where it is.
+local function holder_is_on_record()
+  local function is_known(host, pid, start)
+    return redis.call('ZSCORE', nodes_key, host) and registered_as(S.job, host, pid, start)
+  end
+  if S.gang == '' then
+    return is_known(S.host, S.pid, S.start)
+  end
+  for rank = 0, world_of(S.gang) - 1 do
+    local party = party_get(S.lease_id, rank)
+    if not party or not is_known(party.host, party.pid, party.start) then
+      return false
+    end
+  end
+  return true
+end
+
+-- What its turn leaves behind. A look from within the turn may be older than what was loaded in it.
+local function note_turn()
+  redis.call('HINCRBY', jobs_key, S.job .. '/usage_ms', digits(math.max(now - S.granted_at_ms, 0)))
+  redis.call('HSET', jobs_key, S.job .. '/moved', digits(draw()),
+    S.job .. '/said', holder_is_on_record() and digits(S.token) or '')
+end
+
 local function end_lease(kind, ...)
   local job, held = S.job, math.max(now - S.granted_at_ms, 0)
   emit(kind, 'job', job, 'waiter', S.lease_id, 'token', digits(S.token), 'held_ms', digits(held), 'label', S.label, ...)
   if S.mode == 'served' and S.confirmed == '1' then
-    redis.call('HINCRBY', jobs_key, job .. '/usage_ms', digits(held))
+    note_turn()
+  elseif S.mode == 'served' and S.how == 'first load' then
+    job_did_not_load(job)
   end
   clear_lease()
 end

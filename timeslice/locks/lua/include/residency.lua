@@ -16,7 +16,7 @@ end
 
 local JOB_FIELDS = {
   'residency', 'bytes', 'usage_ms', 'last_granted_at_ms', 'token', 'moved', 'phase', 'phase_since_ms', 'phase_id',
-  'needs_weights', 'out_at',
+  'needs_weights', 'out_at', 'said',
 }
 
 local function job_forget(job)
@@ -34,7 +34,10 @@ end
 -- agent has shown otherwise. One agent that sees nothing can then never speak for the others.
 local function job_loads_everywhere(job)
   for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
-    redis.call('HSET', members_key, node .. '/' .. job .. '/state', 'resident')
+    local field = node .. '/' .. job .. '/state'
+    if redis.call('HGET', members_key, field) ~= 'unknown' then -- who can't see it now can't see it then
+      redis.call('HSET', members_key, field, 'resident')
+    end
   end
 end
 
@@ -42,15 +45,6 @@ end
 local function member_forget(at)
   for _, field in ipairs({ 'state', 'bytes', 'device_bytes', 'backend', 'unheld', 'saved', 'why' }) do
     redis.call('HDEL', members_key, at .. field)
-  end
-end
-
--- A node that joins serves the group's devices: whoever is on them elsewhere may have loaded here before it came.
-local function jobs_may_be_on(node)
-  for job, where in pairs(residency_of_jobs()) do
-    if not OUT[where] then
-      redis.call('HSETNX', members_key, node .. '/' .. job .. '/state', 'resident')
-    end
   end
 end
 
@@ -110,4 +104,37 @@ local function job_recompute(job)
     job_forget(job)
   end
   return residency
+end
+
+-- A first load that no body followed leaves no evidence: what was presumed by it, and what no agent has seen, is dropped.
+local function job_did_not_load(job)
+  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+    local at = node .. '/' .. job .. '/'
+    local seen = redis.call('HMGET', members_key, at .. 'state', at .. 'backend')
+    if seen[1] == 'resident' and not seen[2] then
+      member_forget(at)
+    end
+  end
+  job_recompute(job)
+end
+
+-- A node that joins serves the group's devices: a job that was let in before may have loaded here, before anybody looked,
+-- be it that what it has on other nodes was moved out since.
+local function jobs_may_be_on(node)
+  for job, where in pairs(residency_of_jobs()) do
+    if where ~= 'absent' and where ~= 'gone'
+      and redis.call('HSETNX', members_key, node .. '/' .. job .. '/state', 'resident') == 1 then
+      job_recompute(job)
+    end
+  end
+end
+
+-- Whether some node has state of the job in host memory.
+local function is_saved(job)
+  for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
+    if redis.call('HGET', members_key, node .. '/' .. job .. '/state') == 'suspended' then
+      return true
+    end
+  end
+  return false
 end
