@@ -73,6 +73,7 @@ async def test_a_restore_into_a_device_that_is_not_empty_is_not_tried(rig: Rig) 
     and when it has gone the job comes back."""
     async with rig.agent():
         await rig.job("a", 600)
+        await rig.job("b")
         await rig.swap("a", into="b")
         await rig.yield_("b")
         squatter = rig.spawn()

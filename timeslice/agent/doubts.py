@@ -37,6 +37,7 @@ class Doubts:
         self._registry, self._backends, self._measure = registry, backends, measure
         self.finder: Finder | None = None
         self.presumed: frozenset[str] = frozenset()
+        self.told: dict[str, str] = {}  # job -> what the group notes of it here
         self._said: frozenset[str] = frozenset()  # jobs whose last turn was held by processes that agents were told of
         self._tokens: dict[str, int] = {}
         self._ended_at: dict[str, int] = {}  # job of which all watched processes ended -> the highest number known then
@@ -50,7 +51,8 @@ class Doubts:
         """Take what the group says. ``out_at``: job -> the highest number known when it was last seen off the device;
         a grant with a later one may have brought it here. ``floor``: the highest number known before this view."""
         joins = self._node not in view.nodes  # it may also be that the server has lost what it knew
-        told = {member.job for member in view.members if member.node == self._node}
+        self.told = {member.job: member.state for member in view.members if member.node == self._node}
+        told = {job for job, state in self.told.items() if state not in OUT}
         granted = {
             job.job
             for job in view.jobs.values()
@@ -63,9 +65,11 @@ class Doubts:
 
     async def about(self, job: str) -> str:
         """Why a job without a process that is watched here may be on the devices all the same; '' if it is not."""
+        unwatched = self._registry.unwatched.get(job, "")
+        if self.told.get(job) == Residency.SUSPENDED:  # an agent has moved it out; what is asked is whether it lives
+            return unwatched
         if job not in self.presumed or self._moves_nothing():
             return ""
-        unwatched = self._registry.unwatched.get(job, "")
         # Evidence of an earlier turn is none for a later one, which may have had processes that nobody could see.
         ended = self._tokens.get(job, 0) <= self._ended_at.get(job, -1)
         shown = ended or job in self._said

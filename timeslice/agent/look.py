@@ -90,6 +90,8 @@ class Looker:
         if await presences.left_behind(job):
             return None
         why = await presences.doubts.about(job)
+        if why and presences.doubts.told.get(job) == Residency.SUSPENDED:
+            return None
         return _Finding(presences.unknown(job, why) if why else presences.out(job), measured=True)
 
     async def _with_hidden(self, view: GroupView, job: str, found: _Finding | None) -> _Finding | None:
@@ -221,11 +223,9 @@ class Looker:
     def _departed(self) -> frozenset[str]:
         """Jobs that the group or the registry knows here, with no process that is watched."""
         registry = self._scope.registry
-        return (
-            (self._scope.presences.doubts.presumed | set(registry.departed))
-            - {*registry.jobs(), *registry.hidden}
-            - registry.adrift()
-        )
+        doubts = self._scope.presences.doubts
+        known = doubts.presumed | doubts.told.keys() | registry.departed.keys()
+        return known - {*registry.jobs(), *registry.hidden} - registry.adrift()
 
     def _is_unheld(self, view: GroupView, job: Seen) -> bool:
         """C20: bytes on the device, though it was not granted since it was last seen off it."""

@@ -29,7 +29,7 @@ if gang then
   give_up(gang, rank)
 elseif S.lease_id == waiter then
   was = 'granted'
-  end_lease('WaiterCancelled', 'by', who)
+  end_unused('WaiterCancelled', 'by', who)
 elseif redis.call('ZSCORE', queue_key, waiter) or redis.call('HEXISTS', waiters_key, waiter .. '/world') == 1 then
   was = 'queued'
   emit('WaiterCancelled', 'job', redis.call('HGET', waiters_key, waiter .. '/job') or '', 'waiter', waiter, 'by', who)

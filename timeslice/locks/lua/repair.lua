@@ -43,12 +43,12 @@ local function drop_half_waiters()
     end
   end
   local flat, order, fields = redis.call('HGETALL', waiters_key), {}, {}
-  for i = 1, #flat, 2 do
-    local waiter = whose(flat[i], flat[i + 1])
+  for f = 1, #flat, 2 do
+    local waiter = whose(flat[f], flat[f + 1])
     if not fields[waiter] then
       order[#order + 1], fields[waiter] = waiter, {}
     end
-    table.insert(fields[waiter], flat[i])
+    table.insert(fields[waiter], flat[f])
   end
   for _, waiter in ipairs(order) do
     local holds = S.gang ~= '' and waiter == S.lease_id -- its ranks are noted there
@@ -66,12 +66,12 @@ end
 local function drop_half_members()
   local nodes, taken = {}, {}
   local flat = redis.call('HGETALL', members_key)
-  for i = 1, #flat, 2 do
-    local node, job, field = string.match(flat[i], '^([^/]+)/([^/]+)/(.*)$')
+  for f = 1, #flat, 2 do
+    local node, job, field = string.match(flat[f], '^([^/]+)/([^/]+)/(.*)$')
     if node and not redis.call('ZSCORE', nodes_key, node) then
       nodes[node] = nodes[node] or {}
-      table.insert(nodes[node], flat[i])
-      taken[node] = taken[node] or (field == 'state' and (not OUT[flat[i + 1]] or flat[i + 1] == 'suspended'))
+      table.insert(nodes[node], flat[f])
+      taken[node] = taken[node] or (field == 'state' and (not OUT[flat[f + 1]] or flat[f + 1] == 'suspended'))
     end
   end
   for node, fields in pairs(nodes) do

@@ -99,10 +99,16 @@ local function end_lease(kind, ...)
   emit(kind, 'job', job, 'waiter', S.lease_id, 'token', digits(S.token), 'held_ms', digits(held), 'label', S.label, ...)
   if S.mode == 'served' and S.confirmed == '1' then
     note_turn()
-  elseif S.mode == 'served' and S.how == 'first load' then
-    job_did_not_load(job)
   end
   clear_lease()
+end
+
+-- A grant that was never confirmed: no body ran.
+local function end_unused(kind, ...)
+  if S.mode == 'served' and S.how == 'first load' then
+    job_did_not_load(S.job)
+  end
+  end_lease(kind, ...)
 end
 
 -- Who took a lease or a grant away, and why; for a gang that ended by one of its ranks, why; else '' twice.
@@ -127,7 +133,7 @@ local function reclaim(why)
       set('evict', job)
     end
   else
-    end_lease('GrantExpired') -- no body ran: nothing to reclaim
+    end_unused('GrantExpired') -- no body ran: nothing to reclaim
   end
   if is_gang then
     gang_tell(lease, why)
