@@ -32,6 +32,5 @@ end
 redis.call('DEL', state_key, queue_key, waiters_key, alive_key, ended_key, jobs_key, members_key, nodes_key, inbox_key,
   events_key, config_key, targets_key)
 remember_ended(request)
-remember_ended(DELETED)
 redis.call('PEXPIRE', ended_key, ENDED_KEEP_MS)
 return { 'ok' }

@@ -24,7 +24,6 @@ local TARGETS_MAX = 10000 -- registrations
 local WAITERS_MAX = 10000 -- that are alive, each rank of a gang counted
 local WORLD_MAX = 1024 -- ranks of a gang: what a call can look through without keeping everybody waiting
 local LOSS_NOTED = 1 -- as a birth: older numbers prove nothing new
-local DELETED = '@deleted' -- among the ended: an operator removed the group, so nothing was lost
 local EVENTS_KEPT, INBOX_KEPT, ENDED_KEPT = 2000, 64, 10000
 
 local S = {} -- the state as read, then as changed
@@ -57,8 +56,7 @@ end
 -- born, so its data was lost, however far the counter has come since.
 local function be_born()
   if S.mode ~= '' and S.birth == 0 then
-    local known = not changes.mode or redis.call('ZSCORE', ended_key, DELETED)
-    set('birth', known and LOSS_NOTED or now)
+    set('birth', changes.mode and now or LOSS_NOTED) -- an older version of the scripts has made it
     set('counter', math.max(S.counter, now))
   end
 end
