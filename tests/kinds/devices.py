@@ -100,8 +100,11 @@ class Devices(World):
         assert process.stdout.readline() == "ready\n"
         return process
 
+    def path(self, group: str) -> Path:
+        return self._devices / group
+
     def device(self, group: str) -> Device:
-        return Device.open(self._devices / group)
+        return Device.open(self.path(group))
 
     def misbehave(self, group: str, faults: str) -> None:
         """What the operator of the device does from now on: see ``timeslice.arena.faults``. Empty: it behaves."""

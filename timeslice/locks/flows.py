@@ -198,7 +198,8 @@ def _acquire(
                 found = _grant(reply, token, how, swap_ms, floor, sent, started)
                 # Whether agents serve this host is as of now: when it asked there may have been none.
                 registered, needs_weights = renewal.registered, fields.get("needs_weights") == "1"
-                return replace(found, registered=registered, needs_weights=needs_weights)
+                mode = reply.mode or "served"  # likewise
+                return replace(found, mode=mode, registered=registered, needs_weights=needs_weights)
             by = renewal.by
 
 
