@@ -161,3 +161,35 @@ def test_no_coordinator_is_named_where_one_is_needed(cli: Cli, world: World) -> 
     assert line == "no coordinator drives its swaps. Next: start one: timeslice coordinator"
     world.driver.run(scripts.own(keys, "c1"))
     assert cli("repair", "trainers", "--dry-run").exit_code == 0
+
+
+def test_what_nobody_can_see_is_named_with_the_way_out(cli: Cli, world: World) -> None:
+    """Whoever runs it from a script gives the word as an option; of a job that is known it is refused."""
+    world.serve("trainers")
+    keys = world.keys.group("trainers")
+    world.driver.run(scripts.own(keys, "c1"))
+    seen = [Observed("a", "unknown", why="its process is hidden"), Observed("b", "suspended", 5)]
+    world.driver.run(scripts.report(keys, NODE, world.driver.view(keys).counter, seen))
+    (line,) = left(cli, "--dry-run")
+    assert f"job a may still be on the devices of node {NODE}: its process is hidden" in line
+    assert "timeslice repair trainers --out a" in line
+    refused = cli("repair", "trainers", "--out", "b")
+    assert refused.exit_code == 6
+    assert "job b is suspended, which is known" in refused.stderr
+    assert cli("repair", "trainers", "--out", "a").exit_code == 0
+    assert [job.job for job in world.driver.view(keys).jobs.values()] == ["b"]
+
+
+def test_status_and_queue_tell_why_nobody_is_let_in_beside_what_nobody_sees(cli: Cli, world: World) -> None:
+    """The reason names job, node and cause, for people and for programs."""
+    world.serve("trainers")
+    keys = world.keys.group("trainers")
+    seen = [Observed("a", "unknown", why="its process is hidden")]
+    world.driver.run(scripts.report(keys, NODE, world.driver.view(keys).counter, seen))
+    world.driver.run(scripts.acquire(keys, scripts.Request("b1", "b", "elsewhere", 7, 1)))
+    why = f"job a may still be on the devices of node {NODE}: its process is hidden"
+    assert why in cli("status", "trainers").stdout
+    assert why in cli("queue", "trainers").stdout
+    told = cli.json("status", "trainers")
+    assert told["groups"][0]["reason"] == why
+    assert cli("doctor").exit_code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def repair(
 
     Has every agent look again, drops half records, and tries at once what was put off. It never guesses: a holder
     that lives, a node that is away with state on it, a job whose state is unknown and a swap in the middle are named
-    with the next step, and the exit code is 6. What only you can know, you say: --out.
+    with the next step, and the exit code is 6. What only you can know you are asked at a terminal, or say it: --out.
     """
     for job in out:
         check_name("job", job)
@@ -61,6 +62,9 @@ def repair(
     call = scripts.repair(session.keys.group(group), operator(), reason, out=out, dry=dry_run, floor=view.counter)
     done = [*done, *session.run(call)]
     if not dry_run:
+        view = _look_again(session, view)
+    if not (dry_run or as_json) and sys.stdin.isatty() and (out := _asked(view)):
+        done = [*done, *session.run(scripts.repair(session.keys.group(group), operator(), reason, out=out))]
         view = _look_again(session, view)
     left = findings(view)
     if as_json:
@@ -79,6 +83,20 @@ def repair(
     if not done and not left:
         note(f"{group} is {view.phase}; there is nothing to repair")
     ctx.exit(exits.REFUSED if left else exits.DONE)
+
+
+def _asked(view: GroupView) -> tuple[str, ...]:
+    """The jobs that nobody can see, and of which whoever sits at the terminal says that they are on no device."""
+    return tuple(
+        job.job
+        for job in view.jobs.values()
+        if job.residency == "unknown"
+        and click.confirm(
+            f"No agent can see whether {job.job} is still on the devices of {view.name}. Did you look, and is nothing "
+            "of it on any of them?",
+            err=True,
+        )
+    )
 
 
 def _index(session: Session, view: GroupView, *, dry: bool) -> list[str]:
