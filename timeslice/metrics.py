@@ -35,6 +35,13 @@ SAVED_BYTES = Counter(
 RESTORED_BYTES = Counter("timeslice_restored_bytes", "Bytes moved back to the device.", ["group"])
 FAULTS = Counter("timeslice_backend_faults", "Faults of backends, by kind.", ["group", "kind"])
 UNHELD_JOBS = Gauge("timeslice_unheld_jobs", "Jobs on the device without a hold.", ["group"])
+STRANGERS = Gauge(
+    "timeslice_strangers", "Processes with memory on the group's devices that belong to no job of the group.", ["group"]
+)
+STRANGER_BYTES = Gauge("timeslice_stranger_bytes", "Device memory of these processes.", ["group"])
+DOUBTFUL = Gauge(
+    "timeslice_doubtful_processes", "Processes on the group's devices of which can't be told whose they are.", ["group"]
+)
 STUCK_ENDED = Counter(
     "timeslice_agent_stuck_processes_ended", "Processes killed for a group with on_stuck=kill.", ["group"]
 )

@@ -1,0 +1,109 @@
+"""One process of a job that an agent watches, and how such are named and stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from timeslice.agent import procfs
+from timeslice.agent.journal import read_whole, write_whole
+from timeslice.errors import BackendError, FaultKind
+from timeslice.models import Target, brief
+
+log = logging.getLogger("timeslice.agent")
+
+OUT_OF_SIGHT = (
+    "it is in another pid namespace ({!a}, the agent is in {}), and not to be seen from here; run the agent with the "
+    "host's pid namespace (hostPID), as root"
+)
+
+
+class Stored(Target):
+    found: bool = False
+
+    @property
+    def target(self) -> Target:
+        return Target.model_validate(self.model_dump(exclude={"found"}))
+
+
+_STORED = TypeAdapter(list[Stored])
+
+
+def read_stored(group: str, path: Path) -> list[Stored] | None:
+    """Whom a former run watched; None if that can't be read."""
+    try:
+        return _STORED.validate_json(read_whole(path))
+    except FileNotFoundError:
+        return []
+    except ValidationError as error:
+        log.error("group %s: %s can't be read; processes are known again when they register: %s",
+                  group, path, brief(error))  # fmt: skip
+        return None
+
+
+def write_stored(group: str, path: Path, stored: Sequence[Stored]) -> bool:
+    try:
+        write_whole(path, _STORED.dump_json(list(stored)))
+    except OSError as error:
+        log.error("group %s: %s could not be written: %s. A restarted agent will know its processes from Redis only.",
+                  group, path, error)  # fmt: skip
+        return False
+    return True
+
+
+def names_of(target: Target) -> tuple[str, str]:
+    """Of its registration: the second one where another container's process has the first."""
+    name = f"{target.job}/{target.host}/{target.pid}"
+    return name, f"{name}@{target.start}"
+
+
+def stands_in_records(records: Mapping[str, str], target: Target) -> bool:
+    name, apart = names_of(target)
+    return apart in records or target.pid_namespace in records.get(name, "")
+
+
+@dataclass
+class Watched:
+    """``target`` is the process as it is seen from here, ``told`` as it registered: with its number in its own pid
+    namespace and its start time by its own clock, by which leases and channels call it. ``found``: it did not register,
+    discovery found it. ``pidfd`` may be none: then its start time tells whether it has ended."""
+
+    target: Target
+    told: Target
+    pidfd: int
+    found: bool
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def process(self) -> tuple[int, int]:
+        return self.target.pid, self.target.start
+
+    @property
+    def is_polled(self) -> bool:
+        return self.pidfd == procfs.NO_PIDFD
+
+    def has_ended(self) -> bool:
+        return procfs.has_ended(self.pidfd, self.target.pid, self.target.start)
+
+    def stored(self) -> Stored:
+        return Stored(**self.told.model_dump(), found=self.found)
+
+
+def check_user(group: str, node: str, target: Target) -> None:
+    """BackendError(poisoned) for a process that has become another user's."""
+    found = procfs.look_at(target.pid)
+    # Its number can't have passed to another process while we hold its pidfd and it has not ended.
+    if found and found.start == target.start and (found.uid, found.one_user) != (target.uid, True):
+        raise BackendError(
+            f"group {group}: process {target.pid} of job {target.job} runs as user id {found.uid} now, registered was "
+            f"{target.uid}; it is not touched. End it.",
+            kind=FaultKind.POISONED,
+            group=group,
+            job=target.job,
+            node=node,
+        )
