@@ -235,9 +235,10 @@ class TargetRegistry:
         """The living target that a lease names, if it is one: by the number that it has for itself."""
         named = pid.isdecimal() and start.isdecimal()
         watched = self._told.get((job, int(pid), int(start))) if named else None
-        if watched is None or watched.has_ended():
-            return None
-        return watched.target
+        if named and watched is None:  # see procfs.own_start
+            watched = self._told.get((job, int(pid), int(start) - 1))
+            watched = watched if watched and watched.found else None
+        return watched.target if watched and not watched.has_ended() else None
 
     def number_told(self, target: Target) -> int:
         """The number that this living process has for itself, in its own pid namespace, if it registered from there."""

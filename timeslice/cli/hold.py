@@ -19,7 +19,6 @@ from timeslice.client.lease import BaseLease
 from timeslice.client.sync import Client
 from timeslice.client.terms import find_leave
 from timeslice.errors import RedisUnreachableError, TimeSliceError
-from timeslice.locks import scripts
 from timeslice.models import Leave, Mode
 from timeslice.settings import Settings
 

@@ -177,9 +177,9 @@ def registration(keys: GroupKeys, job: str, host: str, floor: int, target: Targe
             _homeless.add((keys.name, job, host))
             nodes = ", ".join(scripts.text(each) for each in reply[1:])
             log.warning(
-                "group %s: process %d of job %s calls its host %s, and no agent serves a node of that name%s. If it has "
-                "something on the group's devices, its agent may not find it: set TIMESLICE_NODE to the name of its "
-                "node (timeslice nodes), above all in containers",
+                "group %s: process %d of job %s calls its host %s, and no agent serves a node of that name%s. If the "
+                "process uses the group's devices, set TIMESLICE_NODE to the name of its node (timeslice nodes), above "
+                "all in containers: else the agent may not find it, and another job would be let in beside it",
                 *(keys.name, target.pid, job, host, f" (nodes of the group: {nodes})" if nodes else ""),
             )
         return taken
