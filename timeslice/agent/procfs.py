@@ -133,6 +133,16 @@ def sees_all() -> bool:
     return pid_namespace() == _FIRST_NAMESPACE and bool(int(capabilities.split()[1], 16) & _CAP_SYS_PTRACE)
 
 
+def start_here(pid: int, told: int) -> int:
+    """What we see as the start time of the process that told us this one of itself; what was told if it is another
+    process now, or can't be looked at."""
+    try:
+        found = look_at(pid)
+    except OSError:  # such as no descriptor left
+        return told
+    return found.start if found and is_start(pid, found.start, told) else told
+
+
 def runs(target: Target) -> bool:
     """Whether exactly this process exists and is not stopped, traced or a zombie."""
     found = look_at(target.pid)

@@ -14,11 +14,13 @@ from timeslice.agent.procfs import Elsewhere
 from timeslice.agent.proof import Evidence, examine
 from timeslice.agent.watched import (
     OUT_OF_SIGHT,
+    SAID,
     Stored,
     Watched,
     check_user,
     names_of,
     read_stored,
+    say_refused,
     stands_in_records,
     write_stored,
 )
@@ -29,7 +31,6 @@ log = logging.getLogger("timeslice.agent")
 
 MAX_TARGETS = 4096  # of one group on one node
 MAX_ENDED = 512  # ended ones to be told of at a time; the others' turn comes when the group has heard of these
-_SAID = 10  # refusals that are told at a time
 
 
 class TargetRegistry:
@@ -77,8 +78,8 @@ class TargetRegistry:
             return
         self.remembers = True
         self._remembered = stored
-        foreign = any(each.pid_namespace != self._namespace for each in stored)
-        self._recall(procfs.elsewhere() if foreign else Elsewhere())
+        inside = any(each.pid_namespace != self._namespace for each in stored)
+        self._recall(procfs.elsewhere() if inside else Elsewhere())
 
     def _recall(self, foreign: Elsewhere) -> None:
         """Watch again whom a former run watched. Who can't be watched now is tried again."""
@@ -87,9 +88,10 @@ class TargetRegistry:
         for each in waiting:
             target = each.target
             here = self._from_here(target, foreign)
+            if here and (here.job, here.pid) in self._watched:
+                continue
             if here is None and foreign.whole:
                 self._note_end(target, target.pid)  # it was here, or it had not been taken
-            if (here is None and foreign.whole) or (here and (here.job, here.pid) in self._watched):
                 continue
             seen: dict[tuple[int, int], Evidence] = {}
             problem = self._take(target, seen, foreign, proven=True, found=each.found)
@@ -108,8 +110,7 @@ class TargetRegistry:
         ours = {name: raw for name, raw in records.items() if name.split("/")[1:2] == [self._node]}
         chosen = [name for name in ours if name in self._raw] + [name for name in ours if name not in self._raw]
         if len(chosen) > MAX_TARGETS:
-            log.warning("group %s: %d processes are registered on this node, and only %d looked at",
-                        self._group, len(chosen), MAX_TARGETS)  # fmt: skip
+            log.warning("group %s: of %d processes only %d are watched", self._group, len(chosen), MAX_TARGETS)
         for watched in [each for each in self._watched.values() if each.is_polled and each.has_ended()]:
             self._end(watched)
         refused: dict[str, str] = {}
@@ -133,7 +134,7 @@ class TargetRegistry:
             refused[name] = problem  # and looked at again the next time: it may have changed, or ended
             if isinstance(target, Target):
                 claims[target.job] = f"process {target.pid} of host {target.host}: {problem}"
-        self._say({name: why for name, why in refused.items() if self.refused.get(name) != why})
+        say_refused(self._group, {name: why for name, why in refused.items() if self.refused.get(name) != why})
         self.refused, self._claims = refused, claims
         self._raw = {name: raw for name, raw in self._raw.items() if name in ours}
         await self.keep()
@@ -194,19 +195,12 @@ class TargetRegistry:
         if watched and watched.found and watched.target == target:
             self._drop(watched)
 
-    def _say(self, news: Mapping[str, str]) -> None:
-        for name, why in list(news.items())[:_SAID]:
-            log.warning("group %s: the registration %.200s is ignored: %s", self._group, ascii(name), why)
-        if len(news) > _SAID:
-            log.warning("group %s: so are %d more", self._group, len(news) - _SAID)
-
     def complaints(self) -> list[str]:
         """What an operator should know of processes that are not watched, a few lines at most."""
         lines = [f"registration {ascii(name)[:200]} is ignored: {why}" for name, why in self.refused.items()]
         lines += [why for _, why in self.passed_over.values()]
-        lines += [f"job {job} is not watched: {why}" for job, why in self._lost.items()]
-        lines += self.remarks
-        return lines[:_SAID] + ([f"and {len(lines) - _SAID} more"] if len(lines) > _SAID else [])
+        lines += [f"job {job} is not watched: {why}" for job, why in self._lost.items()] + self.remarks
+        return lines[:SAID] + ([f"and {len(lines) - SAID} more"] if len(lines) > SAID else [])
 
     def verify(self, targets: Collection[Target]) -> None:
         """Look once more, right before they are touched. BackendError(poisoned) for one that became another user's."""
@@ -322,13 +316,12 @@ class TargetRegistry:
         """The process with its number in our own pid namespace, and its start time by our clock; None if it is not to
         be seen from here."""
         if told.pid_namespace == self._namespace:
-            status = procfs.look_at(told.pid)
-            pid, start = told.pid, status.start if status else told.start
-        else:
-            pid, start = foreign.numbers.get((told.pid_namespace, told.pid), (0, 0))
-        if pid and procfs.is_start(pid, start, told.start):
-            return told.model_copy(update={"pid": pid, "start": start, "pid_namespace": self._namespace})
-        return told if told.pid_namespace == self._namespace else None
+            start = procfs.start_here(told.pid, told.start)
+            return told if start == told.start else told.model_copy(update={"start": start})
+        pid, start = foreign.numbers.get((told.pid_namespace, told.pid), (0, 0))
+        if not pid or not procfs.is_start(pid, start, told.start):
+            return None
+        return told.model_copy(update={"pid": pid, "start": start, "pid_namespace": self._namespace})
 
     def _hear(self, known: Watched, target: Target, told: Target) -> None:
         """The same process has told more of itself, or has registered after it was found."""

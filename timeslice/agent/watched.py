@@ -17,6 +17,7 @@ from timeslice.models import Target, brief
 
 log = logging.getLogger("timeslice.agent")
 
+SAID = 10  # refusals that are told at a time
 OUT_OF_SIGHT = (
     "it is in another pid namespace ({!a}, the agent is in {}), and not to be seen from here; run the agent with the "
     "host's pid namespace (hostPID), as root"
@@ -107,3 +108,10 @@ def check_user(group: str, node: str, target: Target) -> None:
             job=target.job,
             node=node,
         )
+
+
+def say_refused(group: str, news: Mapping[str, str]) -> None:
+    for name, why in list(news.items())[:SAID]:
+        log.warning("group %s: the registration %.200s is ignored: %s", group, ascii(name), why)
+    if len(news) > SAID:
+        log.warning("group %s: so are %d more", group, len(news) - SAID)
