@@ -16,7 +16,7 @@ import pytest
 
 from tests.agent.rig import Rig, until
 from tests.agent.test_targets import Registry
-from tests.agent.workers import SIZE, Starts, agent_on, device_path, emulated, starts, watched
+from tests.agent.workers import SIZE, Starts, device_path, emulated, starts, watched
 from tests.support.jobs import process_state
 from timeslice.agent import procfs
 from timeslice.arena import Device

@@ -35,7 +35,9 @@ _LEAVES = TypeAdapter(dict[GroupName, Leave])
 _asked: dict[tuple[int, str, str], Leave] = {}  # (pid, group, job) -> what the newest hold of this process said
 _told: dict[tuple[int, str, str, str, str], Leave] = {}  # the same as a server has it; with (url, prefix)
 
-_homeless: set[tuple[str, str, str]] = set()  # (group, job, host) of which was said that no agent serves it
+_homeless: set[tuple[str, str, str, str]] = (
+    set()
+)  # (prefix, group, job, host) of which was said that no agent serves it
 
 _memberships: dict[tuple[str, str], int] = {}  # (group, job) -> descriptor
 
@@ -169,12 +171,14 @@ def registration(keys: GroupKeys, job: str, host: str, floor: int, target: Targe
     target = target or this_target(keys.name, job, host)
     call = scripts.register(keys, job, host, target.pid, target.model_dump_json(), floor=floor)
 
+    place = (keys.prefix, keys.name, job, host)
+
     def parse(reply: list[Any]) -> bool:
         taken = call.parse(reply)
         if taken:
-            _homeless.discard((keys.name, job, host))
-        elif (keys.name, job, host) not in _homeless:
-            _homeless.add((keys.name, job, host))
+            _homeless.discard(place)
+        elif place not in _homeless:
+            _homeless.add(place)
             nodes = ", ".join(scripts.text(each) for each in reply[1:])
             log.warning(
                 "group %s: process %d of job %s calls its host %s, and no agent serves a node of that name%s. If the "
