@@ -19,6 +19,7 @@ from tests.agent.test_targets import Registry
 from tests.agent.workers import SIZE, Starts, device_path, emulated, starts, watched
 from tests.support.jobs import process_state
 from timeslice.agent import procfs
+from timeslice.agent import watched as watched_module
 from timeslice.arena import Device
 from timeslice.arena.survey import arenas_of
 
@@ -121,6 +122,32 @@ async def test_what_discovery_may_not_take_is_told_too(rig: Rig, known: Registry
     assert why is not None
     known.registry.passed_over = {(process.pid, start): ("a", why)}
     assert "run as user id" in known.registry.unwatched["a"]
+
+
+@pytest.mark.skipif(not procfs.sees_all(), reason="only who sees all processes can tell that one is not here")
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_process_of_a_namespace_that_nobody_here_is_in_may_live_in_a_sandbox(
+    rig: Rig, known: Registry, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """A sandbox has a kernel of its own, so its processes are not among this machine's. It is struck off once: a living
+    one registers again, and then counts as one that can't be watched; else it has ended."""
+    target = rig.target("a", os.getpid(), pid_namespace="pid:[7]")
+    record = {f"a/n1/{target.pid}": target.model_dump_json()}
+    await known.registry.refresh(record)
+    assert [each.job for each in known.registry.ended] == ["a"]
+    assert known.registry.departed == {}, "it may live"
+    assert "if it lives in a sandbox" in known.registry.unwatched["a"]
+    await known.registry.refresh({})  # the group has struck it off
+    if not lives:
+        monkeypatch.setattr(watched_module, "COMES_BACK_S", 0.0)
+    for _ in range(2):
+        await known.registry.refresh(record if lives else {})
+    if lives:
+        assert "lives in a sandbox with a kernel of its own" in known.registry.unwatched["a"]
+        assert known.registry.departed == {}
+    else:
+        assert known.registry.unwatched == {}
+        assert list(known.registry.departed) == ["a"]
 
 
 HIDDEN = """

@@ -13,19 +13,21 @@ from timeslice.agent.choice import CHANNEL, HTTP, stands_in
 from timeslice.agent.procfs import Elsewhere
 from timeslice.agent.proof import Evidence, examine
 from timeslice.agent.watched import (
+    IN_A_SANDBOX,
     OUT_OF_SIGHT,
     SAID,
     Stored,
+    Unseen,
     Watched,
     check_user,
-    names_of,
+    read_registration,
     read_stored,
     say_refused,
     stands_in_records,
     write_stored,
 )
 from timeslice.locks.scripts import Exited
-from timeslice.models import RECORD_MAX, Target, read_wire
+from timeslice.models import Target
 
 log = logging.getLogger("timeslice.agent")
 
@@ -67,6 +69,7 @@ class TargetRegistry:
         self.hidden: dict[str, str] = {}  # jobs that may be here, and why discovery could not look
         self.remembers = False  # what a former run knew
         self._polls = False
+        self._unseen = Unseen()
 
     def load(self) -> None:
         """Take what a former run knew: Redis may have lost it."""
@@ -113,6 +116,8 @@ class TargetRegistry:
             log.warning("group %s: of %d processes only %d are watched", self._group, len(chosen), MAX_TARGETS)
         for watched in [each for each in self._watched.values() if each.is_polled and each.has_ended()]:
             self._end(watched)
+        for told in self._unseen.over():
+            self._note_end(told, told.pid)
         refused: dict[str, str] = {}
         claims = {name.split("/")[0]: f"{MAX_TARGETS} processes are watched already" for name in chosen[MAX_TARGETS:]}
         seen: dict[tuple[int, int], Evidence] = {}
@@ -126,7 +131,7 @@ class TargetRegistry:
             raw = ours[name]
             if self._raw.get(name) == raw or (name not in self._raw and len(self.ended) >= MAX_ENDED):
                 continue
-            target = self._read(name, raw)
+            target = read_registration(name, raw)
             problem = target if isinstance(target, str) else self._take(target, seen, foreign)
             if problem is None:
                 self._raw[name] = raw
@@ -139,18 +144,10 @@ class TargetRegistry:
         self._raw = {name: raw for name, raw in self._raw.items() if name in ours}
         await self.keep()
 
-    def _read(self, name: str, raw: str) -> Target | str:
-        """The process of a registration, or what is wrong with that."""
-        try:
-            target = read_wire(Target, raw, limit=RECORD_MAX)
-        except ValueError as error:
-            return f"its record is invalid: {error}"
-        return target if name in names_of(target) else "it names other than its content"
-
     @property
     def unwatched(self) -> dict[str, str]:
         """Jobs with processes here that live, or can't be seen to have ended, and are not watched; and why not."""
-        return {**dict(self.passed_over.values()), **self._lost, **self._claims}
+        return {**dict(self.passed_over.values()), **self._unseen.told(), **self._lost, **self._claims}
 
     def found(self) -> list[Target]:
         """Living processes that discovery found and that have not registered."""
@@ -274,8 +271,10 @@ class TargetRegistry:
         ``proven``: a former run watched it, and ``found``: because discovery had found it."""
         target = self._from_here(told, foreign)
         if target is None:
-            if foreign.whole and told.pid not in self._busy:  # it had ended before anybody saw it
-                self._note_end(told, told.pid)
+            if foreign.whole and told.pid not in self._busy:
+                if not self._unseen.strike(told):
+                    return IN_A_SANDBOX.format(told.pid_namespace)
+                self.ended.add(Exited(told.job, told.pid, told.start))
                 return None
             return OUT_OF_SIGHT.format(told.pid_namespace, self._namespace)
         known = self._watched.get((target.job, target.pid))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from timeslice.agent import procfs
 from timeslice.agent.journal import read_whole, write_whole
 from timeslice.errors import BackendError, FaultKind
-from timeslice.models import Target, brief
+from timeslice.models import RECORD_MAX, Target, brief, read_wire
 
 log = logging.getLogger("timeslice.agent")
 
@@ -21,6 +22,12 @@ SAID = 10  # refusals that are told at a time
 OUT_OF_SIGHT = (
     "it is in another pid namespace ({!a}, the agent is in {}), and not to be seen from here; run the agent with the "
     "host's pid namespace (hostPID), as root"
+)
+
+COMES_BACK_S = 30.0  # whoever lives registers again within a third of this
+IN_A_SANDBOX = (
+    "it registers again and again from pid namespace {!a}, and no process of this machine is in there: it lives in a "
+    "sandbox with a kernel of its own, where this agent can neither watch nor move it"
 )
 
 
@@ -61,6 +68,15 @@ def names_of(target: Target) -> tuple[str, str]:
     """Of its registration: the second one where another container's process has the first."""
     name = f"{target.job}/{target.host}/{target.pid}"
     return name, f"{name}@{target.start}"
+
+
+def read_registration(name: str, raw: str) -> Target | str:
+    """Which process it is about, or what is wrong with it."""
+    try:
+        target = read_wire(Target, raw, limit=RECORD_MAX)
+    except ValueError as error:
+        return f"its record is invalid: {error}"
+    return target if name in names_of(target) else "it names other than its content"
 
 
 def stands_in_records(records: Mapping[str, str], target: Target) -> bool:
@@ -115,3 +131,37 @@ def say_refused(group: str, news: Mapping[str, str]) -> None:
         log.warning("group %s: the registration %.200s is ignored: %s", group, ascii(name), why)
     if len(news) > SAID:
         log.warning("group %s: so are %d more", group, len(news) - SAID)
+
+
+class Unseen:
+    """Registrations from other pid namespaces of which no process is seen here, by an agent from which no process of
+    this kernel can hide. Such a one has ended before anybody looked, or lives in a sandbox with a kernel of its own
+    (gVisor, a virtual machine). So it is struck off once: one that lives registers again."""
+
+    def __init__(self) -> None:
+        self._struck: dict[tuple[str, int, int, str], tuple[Target, float]] = {}
+        self._back: dict[tuple[str, int, int, str], float] = {}
+
+    def strike(self, told: Target) -> bool:
+        """False if it has come back since it was struck off, and so lives."""
+        key = (told.job, told.pid, told.start, told.pid_namespace)
+        if self._struck.pop(key, None) or key in self._back:
+            self._back[key] = time.monotonic()
+            return False
+        self._struck[key] = told, time.monotonic()
+        return True
+
+    def over(self) -> list[Target]:
+        """Those that have not come back for so long that they have ended."""
+        until = time.monotonic() - COMES_BACK_S
+        self._back = {key: at for key, at in self._back.items() if at >= until}
+        found = [key for key, (_, at) in self._struck.items() if at < until]
+        return [self._struck.pop(key)[0] for key in found]
+
+    def told(self) -> dict[str, str]:
+        """Jobs of which a process may live there."""
+        return {
+            told.job: f"process {told.pid} of {told.pid_namespace} is not on this machine; if it lives in a sandbox it "
+            f"registers again within {COMES_BACK_S:g} s, else it has ended"
+            for told, _ in self._struck.values()
+        }
