@@ -146,6 +146,19 @@ async def test_one_that_may_be_any_jobs_is_doubtful_and_one_that_is_nobodys_a_st
         assert [gauge.labels("g")._value.get() for gauge in gauges] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("shown", [{"JOB": "a"}, {"JOB": "a", "GROUPS": "g", "SHOWS": "g/b"}], ids=["no-group", "two"])
+async def test_one_that_names_a_job_and_not_whose_it_is_here_is_doubtful(
+    rig: Rig, starts: Starts, clean_environment: Path, shown: dict[str, str]
+) -> None:
+    """It is no stranger: it may well be one of these jobs', and only it or who starts it can say which."""
+    async with agent_on(rig, clean_environment, "g"):
+        worker = starts(**shown)
+        worker.do("load")
+        await _complained(rig, f"process {worker.pid} on the device names job a")
+        assert watched(rig) == {}
+        assert metrics.STRANGERS.labels("g")._value.get() == 0
+
+
 async def test_a_process_that_shows_its_job_later_is_found(rig: Rig, starts: Starts, clean_environment: Path) -> None:
     """The agent has looked into it before; as its registration went to another name of this host, nothing but its
     memory file tells whose it is."""

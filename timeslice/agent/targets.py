@@ -79,10 +79,8 @@ class TargetRegistry:
         if not self._path.exists():
             self._kept = []
             return
-        self.remembers = True
-        self._remembered = stored
-        inside = any(each.pid_namespace != self._namespace for each in stored)
-        self._recall(procfs.elsewhere() if inside else Elsewhere())
+        self.remembers, self._remembered = True, stored
+        self._recall(procfs.elsewhere() if stored else Elsewhere())
 
     def _recall(self, foreign: Elsewhere) -> None:
         """Watch again whom a former run watched. Who can't be watched now is tried again."""
@@ -129,7 +127,10 @@ class TargetRegistry:
         self._recall(foreign)
         for name in chosen[:MAX_TARGETS]:
             raw = ours[name]
-            if self._raw.get(name) == raw or (name not in self._raw and len(self.ended) >= MAX_ENDED):
+            if self._raw.get(name) == raw:
+                continue
+            if name not in self._raw and len(self.ended) >= MAX_ENDED:
+                claims[name.split("/")[0]] = "not all registered processes could be looked at yet"
                 continue
             target = read_registration(name, raw)
             problem = target if isinstance(target, str) else self._take(target, seen, foreign)

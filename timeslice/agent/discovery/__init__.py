@@ -186,6 +186,11 @@ class Finder:
             sighting = snapshot.looked.get(process)
             if process not in snapshot.looked:
                 found[pid] = f"process {pid} could not be looked into yet"
+            elif sighting and sighting.prefix == self._prefix and (jobs := sighting.may_be(self._context.group)):
+                found[pid] = (
+                    f"process {pid} on the device names job {' and '.join(sorted(jobs))}, and does not show that it is "
+                    "that one's in this group; start it with TIMESLICE_GROUPS too, or let it register"
+                )
             elif sighting is None or not sighting.veil or (sighting.heritage or sighting.shows_any):
                 found[pid] = size
             elif not sighting.ends:

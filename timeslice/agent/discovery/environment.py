@@ -57,6 +57,11 @@ class Sighting:
     def prefix(self) -> str:
         return self.heritage.prefix if self.veil and self.heritage else self.shown.prefix
 
+    def may_be(self, group: str) -> frozenset[str]:
+        """Jobs that it names, where it names too many or no group: whose it is in this one must come from elsewhere."""
+        jobs = _jobs_in(group, self.shown)
+        return frozenset(jobs) if jobs or self.shown.groups else self.shown.jobs
+
     def shows(self, group: str, job: str) -> bool:
         """Whether it may be the job's in this group: by itself, or by whom it descends from."""
         return self.shown.proves(group, job) or (job in self.shown.jobs and not self.shown.groups)
