@@ -66,13 +66,17 @@ def test_a_bad_value_names_its_variable(
         ({"TIMESLICE_JOB": "a", "TIMESLICE_JOB_ID": "b", "SLURM_JOB_ID": "7"}, "a"),
         ({"TIMESLICE_JOB": "", "TIMESLICE_JOB_ID": "b", "SLURM_JOB_ID": "7"}, "b"),
         ({"SLURM_JOB_ID": "7"}, "slurm-7"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "slurm-7.0"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEPID": "12"}, "slurm-7.12"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967291"}, "slurm-7"),  # the batch script
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "interactive"}, "slurm-7"),
         ({"TIMESLICE_NODE": "n1"}, "n1-PID"),
     ],
 )
 def test_the_job_is_named_by_the_first_that_is_set(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
 ) -> None:
-    """TIMESLICE_JOB, TIMESLICE_JOB_ID, Slurm's job, then node and process, in this order."""
+    """TIMESLICE_JOB, TIMESLICE_JOB_ID, Slurm's step or job, then node and process, in this order."""
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     assert default_job() == expected.replace("PID", str(os.getpid()))  # two test workers must name the test alike

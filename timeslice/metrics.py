@@ -38,6 +38,13 @@ UNHELD_JOBS = Gauge("timeslice_unheld_jobs", "Jobs on the device without a hold.
 UNKNOWN_JOBS = Gauge(
     "timeslice_unknown_jobs", "Jobs that may be on the node's devices and that its agent can't see.", ["group"]
 )
+STRANGERS = Gauge(
+    "timeslice_strangers", "Processes with memory on the group's devices that belong to no job of the group.", ["group"]
+)
+STRANGER_BYTES = Gauge("timeslice_stranger_bytes", "Device memory of these processes.", ["group"])
+DOUBTFUL = Gauge(
+    "timeslice_doubtful_processes", "Processes on the group's devices of which can't be told whose they are.", ["group"]
+)
 STUCK_ENDED = Counter(
     "timeslice_agent_stuck_processes_ended", "Processes killed for a group with on_stuck=kill.", ["group"]
 )

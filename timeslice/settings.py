@@ -19,6 +19,8 @@ from timeslice.addresses import normalise_url, with_credentials
 from timeslice.errors import UsageError
 from timeslice.names import MAX_LENGTH, check_name, check_prefix, sanitise_name
 
+_SLURM_OWN_STEPS = 0xFFFFFFF0  # from here on: batch script, interactive shell, extern, ...
+
 
 class Settings(BaseSettings):
     """The ``TIMESLICE_*`` variables. ``Settings()`` reads them now; an empty variable counts as unset."""
@@ -69,13 +71,21 @@ def default_node() -> str:
 
 
 def shared_job() -> str | None:
-    """Id that all processes of a job find: ``TIMESLICE_JOB``, the Slurm job's, torchrun's ``--rdzv-id``; else None."""
+    """Id that all processes of a job find: ``TIMESLICE_JOB``, the Slurm step's, torchrun's ``--rdzv-id``; else None."""
     if job := Settings().job:
         return job
     if slurm := os.environ.get("SLURM_JOB_ID"):
-        return check_name("job", f"slurm-{slurm}")
+        step = os.environ.get("SLURM_STEP_ID") or os.environ.get("SLURM_STEPID", "")
+        return check_name("job", slurm_job(slurm, step))
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # "none" is torchrun's word for none given
     return None if run in {"", "none"} else sanitise_name(run, fallback="run")
+
+
+def slurm_job(number: str, step: str = "") -> str:
+    """Id of what Slurm runs as one program: the tasks of a step (``srun``), or else what the allocation's own script or
+    shell runs, which is a step without a number, or with one of the highest that Slurm keeps for such."""
+    named = step.isdecimal() and int(step) < _SLURM_OWN_STEPS
+    return f"slurm-{number}.{step}" if named else f"slurm-{number}"
 
 
 def default_job() -> str:

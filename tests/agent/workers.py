@@ -20,9 +20,10 @@ from timeslice.backends.registry import get_backend
 SIZE = 4 << 20
 DEVICE = 10 << 20  # room for two of them
 
-# Each line of input is a word: open (an arena with nothing in it), load, child (start a process, which loads), fork (it
-# loads), show GROUP/JOB (as a client does before it registers), exec (go on as another program, in an empty
-# environment). Answers with the number of who did it.
+# Each line of input is a word: open (an arena with nothing in it), load, child (start a process, which loads), titled
+# (the same, and it has given itself a title before), fork (it loads), show GROUP/JOB (as a client does before it
+# registers), close (what it had shown so), title (overwrite its environment), exec (go on as another program, in an
+# empty environment). Answers with the number of who did it.
 CODE = f"""
 import os, subprocess, sys, time
 if os.environ.get("LATE_JOB"):
@@ -30,6 +31,12 @@ if os.environ.get("LATE_JOB"):
 if os.environ.get("SHOWS"):
     from timeslice.client.identity import show_membership
     show_membership(*os.environ.pop("SHOWS").split("/"))
+def title():
+    import ctypes
+    start, end = map(int, open("/proc/self/stat").read().rsplit(")", 1)[1].split()[47:49])
+    ctypes.memset(start, 0, end - start)
+if os.environ.get("TITLE"):
+    title()
 arena = None
 def load():
     global arena, state
@@ -45,8 +52,16 @@ for word in map(str.strip, sys.stdin):
         arena = Arena(Device.open(sys.argv[1]))
     elif word == "load":
         load()
-    elif word == "child":
-        child = subprocess.Popen([sys.executable, "-c", sys.argv[2], *sys.argv[1:]], stdin=-1, stdout=-1, text=True)
+    elif word == "title":
+        title()
+    elif word == "close":
+        for fd in os.listdir("/proc/self/fd"):
+            if os.path.islink("/proc/self/fd/" + fd) and "memfd:timeslice:" in os.readlink("/proc/self/fd/" + fd):
+                os.close(int(fd))
+    elif word in ("child", "titled"):
+        line = [sys.executable, "-c", sys.argv[2], *sys.argv[1:]]
+        more = dict(TITLE="1") if word == "titled" else dict()
+        child = subprocess.Popen(line, stdin=-1, stdout=-1, text=True, env=os.environ | more)
         child.stdout.readline()
         print("load", file=child.stdin, flush=True)
         told = int(child.stdout.readline())
@@ -65,7 +80,11 @@ for word in map(str.strip, sys.stdin):
         print(told, flush=True)
         os.execve("/bin/sleep", ["sleep", "600"], {{}})
     print(told, flush=True)
+if os.environ.get("TITLE"):  # a core goes on without its launcher
+    time.sleep(600)
 """
+
+_PLAIN = {"LATE_JOB", "SHOWS", "TITLE"}
 
 
 class Worker:
@@ -88,8 +107,8 @@ def device_path(folder: Path, group: str) -> Path:
 
 def start_worker(rig: Rig, folder: Path, *, on: str = "", **environment: str) -> Worker:
     """``environment``: without ``TIMESLICE_`` before each name. ``on``: the group whose device it uses."""
-    given = {f"TIMESLICE_{name}": value for name, value in environment.items() if name not in {"LATE_JOB", "SHOWS"}}
-    given |= {name: value for name, value in environment.items() if name in {"LATE_JOB", "SHOWS"}}
+    given = {f"TIMESLICE_{name}": value for name, value in environment.items() if name not in _PLAIN}
+    given |= {name: value for name, value in environment.items() if name in _PLAIN}
     process = subprocess.Popen(
         [sys.executable, "-c", CODE, str(device_path(folder, on or rig.name)), CODE],
         text=True,

@@ -173,6 +173,22 @@ def test_a_process_is_registered_before_its_body_runs(face: Face, world: World) 
     assert target.pid_namespace.startswith("pid:")
 
 
+def test_a_host_that_no_agent_serves_is_said_aloud_at_the_first_hold(
+    face: Face, world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, whose host name is not the node's: who it is, which nodes there are, and what to set; once."""
+    world.serve("g", "n1")
+    monkeypatch.setenv("TIMESLICE_NODE", "3fa9c1d2e4b5")
+    client = face.client(job="a")
+    for _ in range(2):
+        got(face.hold(client, "g", body=lambda _: None))
+    (said,) = [each.getMessage() for each in caplog.records if "3fa9c1d2e4b5" in each.getMessage()]
+    assert f"group g: process {os.getpid()} of job a calls its host 3fa9c1d2e4b5, and no agent serves" in said
+    assert "(nodes of the group: n1)" in said
+    assert "set TIMESLICE_NODE" in said
+    assert world.view().targets == {}
+
+
 def test_a_waiting_process_is_registered_too(face: Face, world: World) -> None:
     """A queued process is known to the agents before its turn."""
     world.serve("g")

@@ -69,16 +69,41 @@ async def test_another_jobs_process_is_not_this_jobs(known: Known, start: Start,
     assert "does not show" in await known.claim(start(**options))
 
 
-async def test_slurms_control_group_is_a_proof(known: Known, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm put the process there; the job that a number names is that job alone."""
-    cgroup = "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n"
+def in_slurm(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """As if Slurm had put every process into this step of its job 42."""
+    cgroup = f"0::/system.slice/slurmstepd.scope/job_42/step_{step}/user/task_0\n"
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path, **kw: cgroup if path.name == "cgroup" else read(path, **kw))
+
+
+async def test_slurms_control_group_is_a_proof(known: Known, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm put the process there; the job that the numbers name is that job alone, and each step is one of its own."""
+    in_slurm(monkeypatch, "0")
     pid = start(env=named())
-    assert "does not show" in await known.claim(pid, "slurm-4")
-    assert "does not show" in await known.claim(pid, "job_42")
+    for other in ("slurm-4", "job_42", "slurm-42", "slurm-42.1"):
+        assert "does not show" in await known.claim(pid, other)
+    assert await known.claim(pid, "slurm-42.0") == ""
+    assert "does not show" in await known.claim(start(), "slurm-42.0")  # which group of this agent, it must say
+
+
+async def test_a_batch_script_is_the_allocations_own_program(
+    known: Known, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it runs without srun is in a step that has a name and no number."""
+    in_slurm(monkeypatch, "batch")
+    pid = start(env=named())
+    assert "does not show" in await known.claim(pid, "slurm-42.0")
     assert await known.claim(pid, "slurm-42") == ""
-    assert "does not show" in await known.claim(start(), "slurm-42")  # which group of this agent it is in, it must say
+
+
+async def test_a_name_that_was_given_counts_before_slurms(
+    known: Known, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that TIMESLICE_JOB makes one job are that job's, and no second one's by their control groups."""
+    in_slurm(monkeypatch, "0")
+    pid = start(env=named("a"))
+    assert "does not show" in await known.claim(pid, "slurm-42.0")
+    assert await known.claim(pid) == ""
 
 
 FORKS = """

@@ -117,5 +117,5 @@ class Doubts:
         for pid, why in self.finder.doubtful.items() if self.finder else ():
             status = procfs.look_at(pid)
             if status is None or not users or status.uid in users:
-                return f"process {pid} is on its devices, and it can't be told whose it is: {why}"
+                return why
         return ""

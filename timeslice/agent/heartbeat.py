@@ -132,8 +132,8 @@ class Heartbeat:
         return (lease, []) if runs else ("", [])
 
     def _runs_here(self, view: GroupView, host: str, pid: str, start: str) -> bool:
-        if host != self._scope.node:
-            return False
+        if host != self._scope.node and host in view.nodes:
+            return False  # else a container calls it so, and whether the process is here is seen
         target = self._scope.registry.find(view.state.get("job", ""), pid, start)
         return bool(target and procfs.runs(target))
 

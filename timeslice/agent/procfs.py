@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from timeslice.arena.process import NO_PIDFD, is_start, open_pidfd, own_start
 from timeslice.models import Target
+
+__all__ = ["NO_PIDFD", "is_start", "own_start"]  # and what follows
 
 _NOT_RUNNING = "TtZXx"  # stopped, traced, zombie, dead
 _PF_KTHREAD = 0x00200000
@@ -30,11 +34,18 @@ class ProcessStatus:
     kernel: bool = False  # a thread of the kernel
     exiting: bool = False  # it has let go of its files and memory, and the kernel may not have freed them yet
     inner: int = 0  # its number in its own pid namespace
+    leader: bool = True  # else the number is that of a mere thread
+    threads: int = 1
 
     @property
     def runs(self) -> bool:
         """False while it is stopped, traced or a zombie: it computes nothing then."""
         return self.state not in _NOT_RUNNING
+
+    @property
+    def ended(self) -> bool:
+        """Only its number is still taken."""
+        return self.state in "ZXx" and self.threads <= 1
 
 
 def look_at(pid: int) -> ProcessStatus | None:
@@ -56,6 +67,8 @@ def look_at(pid: int) -> ProcessStatus | None:
         kernel=bool(int(fields[6]) & _PF_KTHREAD),
         exiting=bool(int(fields[6]) & _PF_EXITING),
         inner=int(told.get("NSpid", [str(pid)])[-1]),
+        leader=int(told.get("Tgid", [str(pid)])[0]) == pid,
+        threads=int(fields[17]),
     )
 
 
@@ -74,7 +87,7 @@ def everybody() -> dict[int, Line]:
     for pid in numbers():
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:  # it ended meanwhile, or is hidden from us
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended meanwhile, or is hidden from us
             continue
         fields = stat[stat.rindex(")") + 2 :].split()
         if not int(fields[6]) & _PF_KTHREAD:
@@ -89,10 +102,10 @@ def numbers() -> list[int]:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Processes of other pid namespaces: by namespace, number there and start time the number here. ``whole``: there
-    are no others on this machine."""
+    """Processes of other pid namespaces: by namespace and number there, the number and start time here. ``whole``:
+    there are no others on this machine."""
 
-    numbers: Mapping[tuple[str, int, int], int] = field(default_factory=dict)
+    numbers: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     whole: bool = False
 
 
@@ -106,10 +119,10 @@ def elsewhere() -> Elsewhere:
             status = look_at(pid)
             whole = whole and (status is None or status.inner == pid)
             continue
-        except OSError:  # it ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
         if namespace != own and (status := look_at(pid)):
-            found[namespace, status.inner, status.start] = pid
+            found[namespace, status.inner] = pid, status.start
     return Elsewhere(found, whole)
 
 
@@ -118,6 +131,16 @@ def sees_all() -> bool:
     status = Path("/proc/self/status").read_text(errors="replace")
     capabilities = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     return pid_namespace() == _FIRST_NAMESPACE and bool(int(capabilities.split()[1], 16) & _CAP_SYS_PTRACE)
+
+
+def start_here(pid: int, told: int) -> int:
+    """What we see as the start time of the process that told us this one of itself; what was told if it is another
+    process now, or can't be looked at."""
+    try:
+        found = look_at(pid)
+    except OSError:  # such as no descriptor left
+        return told
+    return found.start if found and is_start(pid, found.start, told) else told
 
 
 def runs(target: Target) -> bool:
@@ -143,14 +166,20 @@ def ancestors() -> frozenset[int]:
     return frozenset(found)
 
 
-def pid_namespace() -> str:
-    """Name of this process's pid namespace; the same number means another process in another one."""
-    return str(Path("/proc/self/ns/pid").readlink())
+def pid_namespace(pid: int | str = "self") -> str:
+    """Name of a process's pid namespace, by default ours; the same number means another process in another one. '' when
+    that can't be told."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        if pid == "self":
+            raise
+        return ""
 
 
 def open_process(pid: int, start: int) -> int | None:
-    """A pidfd of exactly this process, or None when it has ended. OSError: the number of a mere thread, or no
-    descriptor is left."""
+    """A pidfd of exactly this process (``NO_PIDFD`` where there are none), or None when it has ended. OSError: it
+    can't be watched."""
     found = open_and_look(pid, start)
     return found and found[0]
 
@@ -158,25 +187,76 @@ def open_process(pid: int, start: int) -> int | None:
 def open_and_look(pid: int, start: int) -> tuple[int, ProcessStatus] | None:
     """The same, and what it is."""
     try:
-        fd = os.pidfd_open(pid)
+        fd = open_pidfd(pid)
     except ProcessLookupError:
         return None
     try:
         # Compared after the descriptor is open: from here on it can't point to a later process of that number.
         found = look_at(pid)
+        _check(found, hidden=found is None and is_there(pid) and not (fd != NO_PIDFD and has_exited(fd)))
     except OSError:
-        os.close(fd)
+        let_go(fd)
         raise
-    if found is None or found.start != start or has_exited(fd):
-        os.close(fd)
+    if found is None or found.start != start or has_ended(fd, pid, start):
+        let_go(fd)
         return None
     return fd, found
 
 
+def _check(found: ProcessStatus | None, *, hidden: bool) -> None:
+    if hidden:
+        raise PermissionError(errno.EACCES, "/proc hides it from this agent")
+    if found and not found.leader:  # as pidfd_open refuses it
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def let_go(pidfd: int) -> None:
+    if pidfd != NO_PIDFD:
+        os.close(pidfd)
+
+
+def is_there(pid: int) -> bool:
+    """Whether some process has this number, be it that /proc hides it from us."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def has_ended(pidfd: int, pid: int, start: int) -> bool:
+    """Whether this process has ended (it may still be a zombie). Without a pidfd its start time tells, as long as /proc
+    can be read: else it counts as alive."""
+    if pidfd != NO_PIDFD:
+        return has_exited(pidfd)
+    try:
+        found = look_at(pid)
+    except OSError:  # such as no descriptor left
+        return False
+    if found is None:
+        return not is_there(pid)
+    return found.start != start or found.ended
+
+
+def send_signal(pidfd: int, pid: int, start: int, number: int) -> None:
+    """To this process, if it has not ended. ProcessLookupError if it has."""
+    if pidfd != NO_PIDFD:
+        signal.pidfd_send_signal(pidfd, number)
+    elif has_ended(pidfd, pid, start):
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    else:
+        os.kill(pid, number)
+
+
 def unwatchable(error: OSError) -> str:
     """Why a process can't be watched, and what to do."""
-    full = error.errno in {errno.EMFILE, errno.ENFILE}
-    remedy = "let the agent open more files (ulimit -n)" if full else "the number of a thread is no process's"
+    remedy = {
+        errno.EMFILE: "let the agent open more files (ulimit -n)",
+        errno.ENFILE: "let the machine open more files (sysctl fs.file-max)",
+        errno.EACCES: "run the agent as root, or mount /proc without hidepid",
+    }.get(error.errno or 0, "the number of a thread is no process's")
     return f"it can't be watched ({error.strerror}); {remedy}"
 
 

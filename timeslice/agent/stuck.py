@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Sequence
 
@@ -74,11 +73,11 @@ async def _end(scope: Scope, job: str, targets: Sequence[Target]) -> str:
               scope.name, job, _numbers(targets))  # fmt: skip
     held = [(target, fd) for target in targets if (fd := procfs.open_process(target.pid, target.start)) is not None]
     try:
-        for _, fd in held:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        for target, fd in held:
+            procfs.send_signal(fd, target.pid, target.start, signal.SIGKILL)
         metrics.STUCK_ENDED.labels(scope.name).inc(len(held))
         wait = Deadline(END_S)
-        while left := [target for target, fd in held if not procfs.has_exited(fd)]:
+        while left := [target for target, fd in held if not procfs.has_ended(fd, target.pid, target.start)]:
             if wait.left() <= 0:
                 return (
                     f"its processes were killed, as on_stuck=kill says, and {_numbers(left)} did not end within "
@@ -87,7 +86,7 @@ async def _end(scope: Scope, job: str, targets: Sequence[Target]) -> str:
             await asyncio.sleep(_PAUSE_S)
     finally:
         for _, fd in held:
-            os.close(fd)
+            procfs.let_go(fd)
     return f"its processes {_numbers(targets)} were ended, as on_stuck=kill says; this is tried again without it"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from timeslice.arena.process import start_time_of
+from timeslice.arena.process import is_start, start_time_of
 
 Owner = tuple[int, int, int]
 """One arena of one process: its id, its start time (which tells a reused id apart), the arena's id."""
@@ -55,10 +55,15 @@ class Ledger:
                 rows = [[int(word) for word in line.split()] for line in file]
         except FileNotFoundError:
             return {}
-        return {(pid, start, arena): total for pid, start, arena, total in rows if start_time_of(pid) == start}
+        return {(pid, start, arena): total for pid, start, arena, total in rows if _lives(pid, start)}
 
     def _write(self, claims: dict[Owner, int]) -> None:
         new = f"{self._path}.new"
         with open(new, "w", encoding="ascii") as file:
             file.writelines(f"{pid} {start} {arena} {total}\n" for (pid, start, arena), total in claims.items())
         os.replace(new, self._path)
+
+
+def _lives(pid: int, told: int) -> bool:
+    start = start_time_of(pid)
+    return start is not None and is_start(pid, start, told)

@@ -7,6 +7,7 @@ A process id alone may be reused between two looks; an open /proc folder and a p
 # ruff: noqa: PTH123, PTH208
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 _STOPPED = "TtZXx"  # stopped, traced, or a thread that is gone
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_REFUSED = {errno.EPERM, errno.EACCES, errno.ENOSYS}  # by a sandbox, or a kernel that has no pidfds
+_END_POLL_S = 0.01
+NO_PIDFD = -1
 
 
 def _stat_fields(text: str) -> list[str]:
@@ -38,6 +43,37 @@ def start_time_of(pid: int) -> int | None:
     """Start time in clock ticks since boot, or None when the process is gone or a zombie."""
     fields = _stat_of(f"/proc/{pid}/stat")
     return int(fields[19]) if fields and fields[0] not in "ZXx" else None
+
+
+def own_start(pid: int, start: int) -> int:
+    """The start time that the process sees of itself, of which we see ``start``: in a time namespace every start time
+    is moved by the offset of its boot clock. May be one tick too low, as an offset need not be whole ticks."""
+    return start + (_boot_offset_ns(pid) - _boot_offset_ns("self")) // _TICK_NS
+
+
+def is_start(pid: int, start: int, told: int) -> bool:
+    """Whether ``told`` is the start time of the process of which we see ``start``, as we or itself may have told it."""
+    return told == start or (own := own_start(pid, start)) == told or (own != start and own + 1 == told)
+
+
+def _boot_offset_ns(pid: int | str) -> int:
+    try:
+        with open(f"/proc/{pid}/timens_offsets", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or an old kernel
+        return 0
+    return next((int(each[1]) * 1_000_000_000 + int(each[2]) for each in lines if each[0] == "boottime"), 0)
+
+
+def open_pidfd(pid: int) -> int:
+    """A pidfd, or ``NO_PIDFD`` where the system gives none to anybody: then start times have to tell processes apart.
+    OSError: the process has ended (ProcessLookupError), the number is a mere thread's, or no descriptor is left."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        return NO_PIDFD
 
 
 class Target:
@@ -97,7 +133,7 @@ class HeldProcess:
         status = self._status()
         if int(status["Tgid"]) != target.pid:
             raise NotAProcessError(f"{target.pid} is a thread of process {status['Tgid'].strip()}; name the process")
-        self._pidfd = os.pidfd_open(target.pid)
+        self._pidfd = open_pidfd(target.pid)
         # Compared after both are open: from here on neither can point to a later process of that number.
         start_time = int(self._read_stat("stat")[19])
         if start_time != target.start_time:
@@ -198,10 +234,26 @@ class HeldProcess:
 
     def wait_for_end(self, timeout: float) -> bool:
         """Wait for the process to end; False when it still runs after ``timeout``."""
-        return bool(select.select([self._pidfd], [], [], timeout)[0])
+        if self._pidfd != NO_PIDFD:
+            return bool(select.select([self._pidfd], [], [], timeout)[0])
+        deadline = time.monotonic() + timeout
+        while (runs := self._runs()) and time.monotonic() < deadline:
+            time.sleep(_END_POLL_S)
+        return not runs
+
+    def _runs(self) -> bool:
+        """Its folder in /proc never shows a later process of that number."""
+        try:
+            return self._read_stat("stat")[0] not in "ZXx"
+        except TargetGoneError:
+            return False
 
     def send_signal(self, number: int) -> None:
         try:
-            signal.pidfd_send_signal(self._pidfd, number)
+            if self._pidfd != NO_PIDFD:
+                signal.pidfd_send_signal(self._pidfd, number)
+            else:
+                self._read("stat")
+                os.kill(self.pid, number)
         except ProcessLookupError:
             raise TargetGoneError(f"process {self.pid} ended") from None

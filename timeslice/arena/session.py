@@ -22,7 +22,7 @@ from timeslice.arena.control import (
 from timeslice.arena.device import Device
 from timeslice.arena.errors import ArenaBusyError, NoArenaError, NotAllowedError, TargetGoneError
 from timeslice.arena.ledger import Owner
-from timeslice.arena.process import HeldProcess, Target
+from timeslice.arena.process import HeldProcess, Target, is_start
 
 TYPE_CHECKING = False  # typing costs the command a fifth of its start-up time
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class OpenArena:
 
     @property
     def owner(self) -> Owner:
-        return self._process.pid, self._process.start_time, self.record.arena
+        return self._process.pid, self.record.start_time, self.record.arena
 
     def device(self) -> Device:
         return Device.open(self.record.device)
@@ -240,7 +240,8 @@ def _open_arena(process: HeldProcess, number: int, memfds: int) -> list[OpenAren
     try:
         record = control.read()
         # A descriptor inherited over a fork names its parent: the child has no part in that memory.
-        if (record.pid, record.start_time) == (process.pid_inside, process.start_time) and not record.closed:
+        same = record.pid == process.pid_inside and is_start(process.pid, process.start_time, record.start_time)
+        if same and not record.closed:
             return [OpenArena(process, control, record)]
     except BaseException:
         control.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import IO
 
+from timeslice.arena.process import NO_PIDFD, open_pidfd
 from timeslice.backends.calls import Calls
 from timeslice.models import Target
 
@@ -171,10 +172,23 @@ class Tool:
         return True
 
 
+_END_POLL_S = 0.02  # where the system gives no pidfd
+
+
 def _when_ended(process: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
     # asyncio's own subprocesses are killed when their loop closes, and a waiting thread would keep us from exiting.
     loop = asyncio.get_running_loop()
-    pidfd = os.pidfd_open(process.pid)
+    pidfd = open_pidfd(process.pid)
+
+    def look() -> None:
+        if process.poll() is None:
+            loop.call_later(_END_POLL_S, look)
+        else:
+            then()
+
+    if pidfd == NO_PIDFD:
+        look()
+        return
 
     def ended() -> None:
         loop.remove_reader(pidfd)

@@ -14,12 +14,11 @@ import click
 from timeslice.cli.output import Seconds, note
 from timeslice.cli.session import Session
 from timeslice.cli.waiting import told_why
-from timeslice.client.identity import LEAVE_VARIABLE, leaves_written, process_start, this_target
+from timeslice.client.identity import LEAVE_VARIABLE, leaves_written, process_start, registration, this_target
 from timeslice.client.lease import BaseLease
 from timeslice.client.sync import Client
 from timeslice.client.terms import find_leave
 from timeslice.errors import RedisUnreachableError, TimeSliceError
-from timeslice.locks import scripts
 from timeslice.models import Leave, Mode
 from timeslice.settings import Settings
 
@@ -253,14 +252,8 @@ def _register(client: Client, leases: Sequence[BaseLease], pid: int) -> None:
             continue
         ours = this_target(lease.group, lease.job, client.host)
         target = ours.model_copy(update={"pid": pid, "start": process_start(pid)})
-        call = scripts.register(
-            client.group_keys(lease.group),
-            lease.job,
-            target.host,
-            pid,
-            target.model_dump_json(),
-            floor=client.floors.get(lease.group, 0),
-        )
+        floor = client.floors.get(lease.group, 0)
+        call = registration(client.group_keys(lease.group), lease.job, target.host, floor, target)
         try:
             client.driver.run(call)
         except RedisUnreachableError as error:

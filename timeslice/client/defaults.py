@@ -25,6 +25,8 @@ _VARIABLES = (
     "TIMESLICE_DISABLE",
     "TIMESLICE_RUNTIME_DIR",
     "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEPID",
     "TORCHELASTIC_RUN_ID",
 )
 Place = tuple[Any, ...]

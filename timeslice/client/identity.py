@@ -7,8 +7,10 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,6 +34,10 @@ _NOTHING = Leave()
 _LEAVES = TypeAdapter(dict[GroupName, Leave])
 _asked: dict[tuple[int, str, str], Leave] = {}  # (pid, group, job) -> what the newest hold of this process said
 _told: dict[tuple[int, str, str, str, str], Leave] = {}  # the same as a server has it; with (url, prefix)
+
+_homeless: set[tuple[str, str, str, str]] = (
+    set()
+)  # (prefix, group, job, host) of which was said that no agent serves it
 
 _memberships: dict[tuple[str, str], int] = {}  # (group, job) -> descriptor
 
@@ -137,10 +143,10 @@ def leaves_written(leaves: Mapping[str, Leave]) -> str:
 
 def ask_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> bool:
     """Note what a hold that begins said of this process's state; the next registration carries it. Whether the server
-    has to be told, which most often knows it already."""
+    has to be told, which most often knows it already; of a process that has never registered it can't."""
     pid = os.getpid()
     _asked[pid, keys.name, job] = leave
-    return _told.get((pid, url, keys.prefix, keys.name, job), _NOTHING) != leave
+    return _told.get((pid, url, keys.prefix, keys.name, job)) != leave
 
 
 def check_leave(group: str, job: str, leave: Leave) -> None:
@@ -160,6 +166,26 @@ def told_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> None:
 
 
 def registration(keys: GroupKeys, job: str, host: str, floor: int, target: Target | None = None) -> Call[bool]:
-    """The call that makes this process known to its node's agent."""
+    """The call that makes this process known to its node's agent. Where its host is no node of the group, that is said
+    aloud, once: whoever waits for the device could else be let in beside this process."""
     target = target or this_target(keys.name, job, host)
-    return scripts.register(keys, job, host, target.pid, target.model_dump_json(), floor=floor)
+    call = scripts.register(keys, job, host, target.pid, target.model_dump_json(), floor=floor)
+
+    place = (keys.prefix, keys.name, job, host)
+
+    def parse(reply: list[Any]) -> bool:
+        taken = call.parse(reply)
+        if taken:
+            _homeless.discard(place)
+        elif place not in _homeless:
+            _homeless.add(place)
+            nodes = ", ".join(scripts.text(each) for each in reply[1:])
+            log.warning(
+                "group %s: process %d of job %s calls its host %s, and no agent serves a node of that name%s. If the "
+                "process uses the group's devices, set TIMESLICE_NODE to the name of its node (timeslice nodes), above "
+                "all in containers: else the agent may not find it, and another job would be let in beside it",
+                *(keys.name, target.pid, job, host, f" (nodes of the group: {nodes})" if nodes else ""),
+            )
+        return taken
+
+    return replace(call, parse=parse)

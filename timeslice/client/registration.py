@@ -7,9 +7,8 @@ import os
 import threading
 from abc import ABC, abstractmethod
 
-from timeslice.client.identity import as_asked, show_membership
+from timeslice.client.identity import as_asked, registration, show_membership
 from timeslice.errors import RedisUnreachableError
-from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.models import Target
@@ -94,5 +93,4 @@ class Registration(ABC):
                 self._closed.wait(_PAUSE_S)
 
     def _register(self, target: Target, deadline_s: float) -> None:
-        call = scripts.register(self._keys, target.job, target.host, target.pid, target.model_dump_json())
-        self._driver.run(call, deadline_s=deadline_s)
+        self._driver.run(registration(self._keys, target.job, target.host, 0, target), deadline_s=deadline_s)

@@ -1,15 +1,19 @@
-"""Processes of this machine that show a job, whether they registered or not, by what they were started with."""
+"""Processes of this machine that show a job, whether they registered or not, by what they were started with.
+
+One whose environment says nothing, for it was overwritten or can't be read, is judged by whom it descends from. Who
+that was is remembered for as long as it lives, since those may end before it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from timeslice.agent import procfs
 from timeslice.agent.procfs import Line
-from timeslice.agent.proof import Shown, examine
+from timeslice.agent.proof import Evidence, Shown, examine
 from timeslice.names import is_name
 
 FRESH_S = 1.0  # what was seen so long ago is good enough between swaps
@@ -20,19 +24,43 @@ GRACE_S = 4.0  # a look that takes longer than its budget and this hangs, as rea
 Process = tuple[int, int]  # number and start time
 
 
+_NOTHING = Shown(frozenset(), frozenset(), frozenset())
+
+
 @dataclass(frozen=True)
 class Sighting:
-    """A process that shows a job."""
+    """A process that shows a job, or of which can't be told what it shows: then ``veil`` says why. ``heritage`` is what
+    the process showed that such a one descends from."""
 
     pid: int
     start: int
     uid: int
     inner: int  # its number in its own pid namespace
     shown: Shown
+    veil: str = ""
+    ends: bool = False
+    heritage: Shown | None = None
 
     @property
     def process(self) -> Process:
         return self.pid, self.start
+
+    @property
+    def unreadable(self) -> bool:
+        return self.shown is _NOTHING
+
+    @property
+    def shows_any(self) -> bool:
+        return bool(self.shown.jobs or self.shown.files)
+
+    @property
+    def prefix(self) -> str:
+        return self.heritage.prefix if self.veil and self.heritage else self.shown.prefix
+
+    def may_be(self, group: str) -> frozenset[str]:
+        """Jobs that it names, where it names too many or no group: whose it is in this one must come from elsewhere."""
+        jobs = _jobs_in(group, self.shown)
+        return frozenset(jobs) if jobs or self.shown.groups else self.shown.jobs
 
     def shows(self, group: str, job: str) -> bool:
         """Whether it may be the job's in this group: by itself, or by whom it descends from."""
@@ -54,36 +82,69 @@ class Snapshot:
 
     def sightings(self, prefix: str) -> list[Sighting]:
         """Oldest first. What belongs to another installation on this machine, with another prefix, is not ours."""
-        found = [each for each in self.looked.values() if each and each.shown.prefix == prefix]
-        return sorted(found, key=lambda each: (each.start, each.pid))
+        found = [each for each in self.looked.values() if each and (each.shows_any or each.veil)]
+        ours = [each for each in found if each.prefix == prefix or (each.veil and not each.heritage)]
+        return sorted(ours, key=lambda each: (each.start, each.pid))
 
-    def shows_no_more(self, process: Process, group: str, job: str) -> bool:
-        """Whether it runs a program now that was not started as the job's."""
+    def shows_no_more(self, process: Process, group: str, job: str, known: Mapping[Process, str]) -> bool:
+        """Whether it runs a program now that was not started as the job's. That its environment says nothing any more
+        proves nothing; but whoever shows nothing from its start must descend from the job."""
         if process not in self.looked:
             return False
         sighting = self.looked[process]
-        return sighting is None or not sighting.shows(group, job)
+        if sighting is None:
+            return True
+        if sighting.shown.bare and not sighting.ends:
+            return self.job_of(sighting, group, known) != job
+        return not (sighting.veil or sighting.shows(group, job))
 
     def job_of(self, sighting: Sighting, group: str, known: Mapping[Process, str]) -> str:
         """The one job that it shows in this group; '' if there is none, or more than one: then it must say itself.
 
         A process that was started with the job's name but without any group's is in the groups of the ``known``
-        process of that job that it descends from: whoever started it has shown that.
+        process of that job that it descends from: whoever started it has shown that. One whose environment says nothing
+        is of the job of the nearest process above it that shows or is known to have one.
         """
         shown = sighting.shown
-        jobs = {job for where, job in shown.files if where == group} | (shown.jobs if group in shown.groups else set())
-        if not jobs and not shown.groups:
+        jobs = _jobs_in(group, shown)
+        if not jobs and sighting.veil:
+            jobs = self._inherited(sighting, group, known)
+        elif not jobs and not shown.groups:
             jobs = {known[each] for each in self._ancestors(sighting) if known.get(each) in shown.jobs}
         job = next(iter(jobs)) if len(jobs) == 1 else ""
         return job if is_name(job) else ""
 
-    def _ancestors(self, sighting: Sighting) -> list[Process]:
-        found: list[Process] = []
-        line = self.lines.get(sighting.pid)
-        while line and (above := self.lines.get(line.parent)) and (line.parent, above.start) not in found:
-            found.append((line.parent, above.start))
+    def _inherited(self, sighting: Sighting, group: str, known: Mapping[Process, str]) -> set[str]:
+        for process in self._ancestors(sighting):
+            if process in known:
+                return {known[process]}
+            above = self.looked.get(process)
+            if above is None or not above.veil:
+                break
+        return _jobs_in(group, sighting.heritage) if sighting.heritage else set()
+
+    def heritage_of(self, sighting: Sighting) -> Shown | None:
+        """What the nearest process above a veiled one shows that is not veiled itself; None if that shows nothing."""
+        for process in self._ancestors(sighting):
+            above = self.looked.get(process)
+            if above is None:
+                return None
+            if above.shows_any:
+                return above.shown
+            if above.heritage:
+                return above.heritage
+        return None
+
+    def _ancestors(self, sighting: Sighting) -> Iterator[Process]:
+        line, passed = self.lines.get(sighting.pid), {sighting.pid}
+        while line and line.parent not in passed and (above := self.lines.get(line.parent)):
+            passed.add(line.parent)
+            yield line.parent, above.start
             line = above
-        return found
+
+
+def _jobs_in(group: str, shown: Shown) -> set[str]:
+    return {job for where, job in shown.files if where == group} | (set(shown.jobs) if group in shown.groups else set())
 
 
 class Scanner:
@@ -127,6 +188,18 @@ class Scanner:
     def _budget_s(self) -> float:
         return BUDGET_S if self._known else FIRST_BUDGET_S
 
+    async def again(self, pids: Collection[int]) -> Snapshot:
+        """The last look, with another one into these processes: one that registers shows more than it did before."""
+        if pids and self._under_way is None:
+            self._snapshot = await asyncio.to_thread(self._look_again, frozenset(pids))
+        return self._snapshot
+
+    def _look_again(self, pids: frozenset[int]) -> Snapshot:
+        lines, ours = self._snapshot.lines, procfs.ancestors()
+        for pid in pids & lines.keys():
+            self._known[pid, lines[pid]] = _sighting(pid, lines[pid].start, ours)
+        return self._told(lines)
+
     def _scan(self) -> Snapshot:
         lines, ours = procfs.everybody(), procfs.ancestors()
         known = {(pid, line): self._known[pid, line] for pid, line in lines.items() if (pid, line) in self._known}
@@ -136,7 +209,18 @@ class Scanner:
                 self._into = pid
                 known[pid, line] = _sighting(pid, line.start, ours)
         self._known = known
-        return Snapshot(lines, {(pid, line.start): sighting for (pid, line), sighting in known.items()})
+        return self._told(lines)
+
+    def _told(self, lines: Mapping[int, Line]) -> Snapshot:
+        """With what veiled processes have from those above them, for as long as these are there to say it."""
+        looked = {(pid, line.start): sighting for (pid, line), sighting in self._known.items()}
+        snapshot = Snapshot(lines, looked)
+        veiled = [(key, each) for key, each in self._known.items() if each and each.veil]
+        for key, sighting in sorted(veiled, key=lambda pair: (pair[1].start, pair[1].pid)):  # who is above comes first
+            heritage = snapshot.heritage_of(sighting) or sighting.heritage
+            if heritage != sighting.heritage:
+                self._known[key] = looked[sighting.process] = replace(sighting, heritage=heritage)
+        return snapshot
 
 
 def _sighting(pid: int, start: int, ours: frozenset[int]) -> Sighting | None:
@@ -144,7 +228,23 @@ def _sighting(pid: int, start: int, ours: frozenset[int]) -> Sighting | None:
         evidence = examine(pid, start, ours)
     except ProcessLookupError:
         return None
-    shown, status = evidence.shown, procfs.look_at(pid)
-    if status is None or not evidence.one_user or shown is None or not (shown.jobs or shown.files):
+    if evidence.reserved:
         return None
-    return Sighting(pid, start, evidence.uid, status.inner, shown)
+    shown, veil = evidence.shown or _NOTHING, _veil(evidence)
+    if not evidence.one_user and not veil:
+        return None  # its environment is its caller's, its rights are not
+    if not veil and not (shown.jobs or shown.files):
+        return None
+    return Sighting(pid, start, evidence.uid, evidence.inner, shown, veil, evidence.ends)
+
+
+def _veil(evidence: Evidence) -> str:
+    if evidence.ends:
+        return "it is on its way out"
+    if evidence.shown is None:
+        return "what it shows can't be read (run the agent as root, in a container with the capability SYS_PTRACE)"
+    if evidence.shown.wiped:
+        return "it has overwritten its environment, as programs do that give themselves a title"
+    if evidence.shown.bare:
+        return "it was started without an environment"
+    return ""

@@ -8,15 +8,18 @@ from timeslice.agent.discovery.environment import Sighting
 from timeslice.backends.nvml import Nvml, ask
 
 
-async def numbers_on(uuids: Sequence[str]) -> frozenset[int]:
-    """Numbers of the processes with memory on these devices, as the driver has them. One of which it tells no figure
-    may have some; one with 0 bytes has none. NvmlError."""
+async def sizes_on(uuids: Sequence[str]) -> dict[int, int]:
+    """Bytes of each process with memory on these devices, by its number as the driver has it. One of which it tells no
+    figure may have some, and counts with 0; one with 0 bytes has none, and is left out. NvmlError."""
 
-    def numbers() -> frozenset[int]:
-        told = (each for uuid in uuids for each in Nvml().processes(uuid))
-        return frozenset(pid for pid, size in told if size is None or size > 0)
+    def sizes() -> dict[int, int]:
+        found: dict[int, int] = {}
+        for pid, size in (each for uuid in uuids for each in Nvml().processes(uuid)):
+            if size is None or size > 0:
+                found[pid] = found.get(pid, 0) + (size or 0)
+        return found
 
-    return await ask(numbers)
+    return await ask(sizes)
 
 
 def is_among(sighting: Sighting, numbers: Collection[int], here: Container[int]) -> bool:

@@ -21,7 +21,7 @@ local function vouch_for_ranks()
   local any = false
   for rank in string.gmatch(ranks, '%d+') do
     local party = party_get(S.lease_id, rank)
-    if party and party.host == node and speaks_for(tonumber(party.renewed) or 0) then
+    if party and answers_for(node, party.host) and speaks_for(tonumber(party.renewed) or 0) then
       redis.call('ZADD', alive_key, 'XX', 'GT', now + S.lease_ms, S.lease_id .. '/' .. rank)
       any = true
     end
@@ -53,7 +53,7 @@ if joined then
 end
 raise_fence(fence)
 if vouched ~= '' and S.lease_id == vouched and S.confirmed == '1' and S.ending == ''
-  and (S.gang == '' and S.host == node and speaks_for(S.renewed_at_ms) or S.gang ~= '' and vouch_for_ranks()) then
+  and (S.gang == '' and answers_for(node, S.host) and speaks_for(S.renewed_at_ms) or S.gang ~= '' and vouch_for_ranks()) then
   set('deadline_ms', math.max(S.deadline_ms, now + S.lease_ms))
 end
 reap()

@@ -60,14 +60,19 @@ for n = 0, count - 1 do
   end
 end
 local dead, done = {}, {}
+local function has_died(record, job)
+  local whose = dead[record.pid .. '/' .. record.start]
+  return whose and (record.host == node or (whose == job and answers_for(node, record.host)))
+end
+
 for i = 6 + count * 7, #ARGV, 3 do
   local job, pid, start = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  dead[pid .. '/' .. start] = true
+  dead[pid .. '/' .. start] = job
   local field = registered_as(job, node, pid, start)
   if field then
     done[#done + 1] = field
   end
-  if S.lease_id ~= '' and S.gang == '' and S.job == job and S.host == node and S.pid == pid and S.start == start then
+  if S.lease_id ~= '' and S.gang == '' and S.job == job and answers_for(node, S.host) and S.pid == pid and S.start == start then
     reclaim('its process ended')
   end
 end
@@ -78,13 +83,13 @@ end
 for _, member in ipairs(next(dead) and redis.call('ZRANGE', alive_key, 0, -1) or {}) do
   local gang, rank = party_alive(member)
   local party = gang and party_get(gang, rank) -- none: its gang ended a moment ago
-  if party and party.host == node and dead[party.pid .. '/' .. party.start] then
+  if party and has_died(party, gang == S.lease_id and S.job or redis.call('HGET', waiters_key, gang .. '/job')) then
     gang_end(gang, rank, party_named(gang, rank) .. ' ended')
   end
 end
 for _, waiter in ipairs(next(dead) and redis.call('ZRANGE', queue_key, 0, -1) or {}) do
   local record = waiter_get(waiter)
-  if record.world == '' and record.host == node and dead[record.pid .. '/' .. record.start] then
+  if record.world == '' and has_died(record, record.job) then
     emit('WaiterReaped', 'waiter', waiter, 'job', record.job)
     waiter_remove(waiter)
   end

@@ -337,6 +337,12 @@ local function is_known_there(job, node, pid, start)
   return unknown and 0 or 1
 end
 
+-- Whether this node's agent may speak of a process that calls its host so: by its own name, or by one that no node has,
+-- as a container does. Then it has seen the process, and knows it by job, number and start time.
+local function answers_for(node, host)
+  return host == node or not redis.call('ZSCORE', nodes_key, host)
+end
+
 -- The name that a record gets. Two containers may have the same number: the second one's start time is in its name.
 local function target_field(job, node, pid, record)
   local field, start = job .. '/' .. node .. '/' .. pid, start_in(record)
