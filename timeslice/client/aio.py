@@ -102,6 +102,9 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
     def _taker(self) -> object:
         return asyncio.current_task()
 
+    def _pause(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
+
     async def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         # Interrupted here, the call is repeated by the renewal thread; every call may be.
         async with asyncio.timeout(deadline_s + 1):

@@ -96,6 +96,9 @@ class BaseClient(Generic[LeaseT, DriverT]):
         """The thread or task that runs now."""
         raise NotImplementedError
 
+    def _pause(self, seconds: float) -> Any:
+        raise NotImplementedError
+
     def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         """Run a call that cleans up. Whoever interrupts it leaves it to the renewal thread."""
         raise NotImplementedError
@@ -132,9 +135,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
         *,
         limit: float | None = None,
         again: BaseLease | None = None,
+        in_body: bool = True,
     ) -> Steps[LeaseT]:
         """``limit``: what the caller gave, of which ``timeout`` is left. ``again``: the lease that is to go on with the
-        new grant, instead of a new one."""
+        new grant, instead of a new one. ``in_body``: whether a loss is the caller's from now on."""
         keys = self.group_keys(group)
         pid = os.getpid()
         request = Request(
@@ -159,11 +163,11 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 patience = CALL_DEADLINE_S if timeout is None else min(CALL_DEADLINE_S, max(timeout, 1.0))
                 yield self._pipe([("SADD", self.keys.groups, group)], patience)
                 self._indexed.add(group)
-            grant = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
+            grant, waited = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
             self.raise_floor(group, grant.counter)
             held = replace(request, waiter=grant.gang or request.waiter)
             lease = again.regranted(held, grant) if again else self._lease_type(self, keys, held, grant, terms)
-            lease.taken_by = self._taker()
+            lease.taken_by, lease.in_body, lease.waited = self._taker(), in_body, waited
             self.renewer.add(lease)
             if grant.mode == "served" and self.registers:
                 self.renewer.remember(keys, request.job, self.host, self.floors)
@@ -197,15 +201,19 @@ class BaseClient(Generic[LeaseT, DriverT]):
         grant = Grant(0, "no-op", 0.0, 0.0, "disabled", True, 0, math.inf)
         return self._lease_type(self, keys, request, grant, terms)  # type: ignore[return-value]
 
-    def _wait(self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None) -> Steps[Grant]:
+    def _wait(
+        self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None
+    ) -> Steps[tuple[Grant, bool]]:
+        """The grant, and whether it was waited for."""
         started = time.monotonic()
+        waited = False
         registered_at = -math.inf
         checked = request.lock_only
         gang = ""
 
         def note(queued: Queued) -> None:
-            nonlocal gang
-            gang = queued.gang
+            nonlocal gang, waited
+            gang, waited = queued.gang, True
             self.raise_floor(keys.name, queued.counter)
             if not queued.registered and queued.mode == "served" and time.monotonic() > registered_at + 1:
                 raise _Unregistered
@@ -235,7 +243,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 checked = True
                 yield from self._check_known(keys.name)
             else:
-                return grant
+                return grant, waited
 
     def _held_elsewhere(self, keys: GroupKeys) -> list[Held]:
         """What the running code can't let go while it waits for the group: the holds around it, and what this thread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -112,6 +113,9 @@ class Client(BaseClient[Lease, SyncDriver]):
 
     def _taker(self) -> object:
         return threading.current_thread()
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         return self.driver.run(call, deadline_s=deadline_s)

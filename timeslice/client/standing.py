@@ -1,0 +1,65 @@
+"""Whether what was taken still stands: looked at before a body runs, for a lease may be lost while its holder waits for
+the next group."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from timeslice.client import context
+from timeslice.client.steps import Steps
+from timeslice.errors import LeaseLostError, LeaseUncertainError, TimeSliceError
+
+if TYPE_CHECKING:
+    from timeslice.client.core import BaseClient
+    from timeslice.client.lease import BaseLease
+
+log = logging.getLogger("timeslice")
+
+_POLL_S = 0.05
+
+
+def stands(client: BaseClient[Any, Any], lease: BaseLease, since: float, until: float) -> Steps[bool]:
+    """Whether a lease that this code took still stands after a wait that ended at ``since``. While the server can't be
+    asked past the lease, this waits for it; at ``until`` LeaseUncertainError."""
+    yield from _ask(client, lease, since)
+    while True:
+        try:
+            lease.ensure_held()
+            return True
+        except LeaseUncertainError:
+            if time.monotonic() >= until:
+                raise
+            yield client._pause(_POLL_S)  # noqa: SLF001
+        except LeaseLostError:
+            return False
+
+
+def _ask(client: BaseClient[Any, Any], lease: BaseLease, since: float) -> Steps[None]:
+    """Let the server say whether the lease still stands, unless it did after the wait. While it does not answer, what
+    is known here counts."""
+    known = lease.at_point or lease.state != "held" or lease.told_at >= since
+    if known or client.disabled or lease._client.url != client.url:  # noqa: SLF001
+        return
+    lease_id, sent = lease.lease_id, time.monotonic()
+    try:
+        reply: Any = yield client.driver.run(lease.renewal(), deadline_s=max(lease.expires_at - sent, 0.0))
+    except TimeSliceError as error:
+        log.info("group %s: the lease of job %s is not confirmed: %s", lease.group, lease.job, error)
+    else:
+        lease.note_renewal(reply, sent, lease_id)
+
+
+def around(*more: BaseLease) -> list[BaseLease]:
+    """The leases of the holds around this code, and ``more``, that stand now, as far as is known here."""
+    leases = dict.fromkeys([*context.leases(), *more])
+    return [lease for lease in leases if lease.state == "held" and not lease.inherited]
+
+
+def ensure_around(client: BaseClient[Any, Any], leases: list[BaseLease], since: float) -> Steps[None]:
+    """LeaseLostError if one of them was lost in a wait that ended at ``since``. One that was left is nobody's loss."""
+    for lease in leases:
+        yield from _ask(client, lease, since)
+        if lease.state == "lost":
+            lease.ensure_held()  # raises
