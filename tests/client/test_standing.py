@@ -21,7 +21,7 @@ def got(future: Future[Any]) -> Any:
 
 
 def take_away(world: World, group: str, rival: Any, face: Face) -> Any:
-    """End the lease of the group's holder behind its back, and let a rival have the group. Returns the rival's lease."""
+    """End the lease of the group's holder behind its back. Returns that of a rival, who has the group now."""
     lease = world.view(group).state["lease_id"]
     waiting = face.acquire(rival, group, lock_only=True)
     wait_until(lambda: world.queue(group), "the rival waits")

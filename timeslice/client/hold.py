@@ -42,9 +42,6 @@ class Entered:
     def is_current(self) -> bool:
         return all(current(holding.key) is holding for holding in self.holdings)
 
-    def is_over(self) -> bool:
-        return all(holding.lease.state != "held" for holding in self.holdings)
-
     def release(self) -> Steps[None]:
         return _release_all(self.client, self.by, self.holdings)
 
@@ -166,12 +163,12 @@ class Hold(Generic[GivenT, AsyncGivenT]):
 
     def _own(self) -> Entered:
         """The entry that ends where the running code leaves: its thread's or task's own. Frameworks enter in one
-        callback and leave in another, whose thread and context may differ: then, if others are inside too, rather one
-        whose lease is over than one with a turn to lose."""
+        callback and leave in another, whose thread and context may differ: then, if others are inside too, that with
+        the oldest grant, which the newer ones have ended."""
         by = here()
 
-        def likeness(entered: Entered) -> tuple[bool, bool, bool]:
-            return entered.by is by, entered.is_current(), entered.is_over()
+        def likeness(entered: Entered) -> tuple[bool, bool, int]:
+            return entered.by is by, entered.is_current(), -entered.holdings[0].lease.fencing_token
 
         found = max(reversed(self._entered), key=likeness, default=None)  # of equal ones the last
         if found is None:
