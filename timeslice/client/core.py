@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -34,6 +34,7 @@ from timeslice.errors import (
     GroupModeError,
     RedisUnreachableError,
     ServerUnsuitableError,
+    TimeSliceError,
     UnknownGroupError,
     UsageError,
 )
@@ -43,6 +44,8 @@ from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Party, Queued, Request, Yielded, text
+from timeslice.locks.view import GroupView, look
+from timeslice.locks.waits import notice
 from timeslice.names import check_name, is_name
 from timeslice.settings import Settings, default_job, default_node, find_url, shared_job
 
@@ -52,11 +55,18 @@ LeaseT = TypeVar("LeaseT", bound=BaseLease)
 DriverT = TypeVar("DriverT", SyncDriver, AsyncDriver)
 
 WAITER_TTL_MS = 15_000
+_TELL_FIRST_S = 3.0  # a wait that is shorter needs no word
+_TELL_NEXT_S = 60.0
+_TELL_ANSWER_S = 1.0  # a question to a server that hangs keeps nobody
 CLEANUP_S = 3.0  # how long an exception on its way out may be kept back by withdrawing the request
 
 
 class _Unregistered(Exception):
     """Ends a wait for a moment: the agents of this host don't know this process yet."""
+
+
+class _Untold(Exception):
+    """Ends a wait for a moment: nobody was told for long why it goes on."""
 
 
 class _Unserved(Exception):
@@ -70,6 +80,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
     _driver_type: ClassVar[type[Any]]
 
     lock_only_words = "lock_only=True"  # how our caller asks for a plain lock
+    tell: Callable[[int, str], None] = log.log  # level and words, for whoever looks why nothing goes on
     registers = True  # this process is the job's own, so its node's agent is told of it
 
     def __init__(self, url: str | None = None, job: str | None = None, prefix: str | None = None) -> None:
@@ -206,6 +217,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
     ) -> Steps[tuple[Grant, bool]]:
         """The grant, and whether it was waited for."""
         started = time.monotonic()
+        tell_at = started + _TELL_FIRST_S
         waited = False
         registered_at = -math.inf
         checked = request.lock_only
@@ -219,6 +231,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 raise _Unregistered
             if not queued.mode and not checked:
                 raise _Unserved
+            if time.monotonic() >= tell_at:
+                raise _Untold
 
         while True:
             left = None if timeout is None else max(round(timeout - (time.monotonic() - started), 3), 0.0)
@@ -242,8 +256,22 @@ class BaseClient(Generic[LeaseT, DriverT]):
             except _Unserved:
                 checked = True
                 yield from self._check_known(keys.name)
+            except _Untold:
+                tell_at = time.monotonic() + _TELL_NEXT_S
+                yield from self._tell(keys, gang or request.waiter, time.monotonic() - started)
             else:
                 return grant, waited
+
+    def _tell(self, keys: GroupKeys, waiter: str, waited_s: float) -> Steps[None]:
+        """Say why this wait goes on. Turns are the usual thing, so only the first such wait for a group is a warning,
+        and what lasts for minutes."""
+        try:
+            view: GroupView = yield self.driver.run(look(keys), deadline_s=_TELL_ANSWER_S)
+        except TimeSliceError:
+            return  # the wait itself meets this, too, and ends by it or goes on
+        if line := notice(view, waiter):
+            news = waited_s >= _TELL_NEXT_S or _is_first(f"wait for {self.url} {keys.state}")
+            self.tell(logging.WARNING if news else logging.INFO, line)
 
     def _held_elsewhere(self, keys: GroupKeys) -> list[Held]:
         """What the running code can't let go while it waits for the group: the holds around it, and what this thread
@@ -344,11 +372,16 @@ _saying = threading.Lock()
 
 
 def _say_once(message: str) -> None:
+    if _is_first(message):
+        log.warning(message)
+
+
+def _is_first(what: str) -> bool:
     with _saying:
-        if message in _said:
-            return
-        _said.add(message)
-    log.warning(message)
+        if what in _said:
+            return False
+        _said.add(what)
+        return True
 
 
 def _start_clean() -> None:
