@@ -73,6 +73,8 @@ def _told(gang: Gang | None) -> str:
 
 # What this context holds. Child tasks and asyncio.to_thread inherit it; raw threads begin with nothing.
 _held: ContextVar[Mapping[Key, Holding]] = ContextVar("timeslice_held", default={})  # noqa: B039 - never changed
+# What this context has from calls of acquire, and may have yielded since.
+_acquired: ContextVar[tuple[BaseLease, ...]] = ContextVar("timeslice_acquired", default=())
 _counting = threading.Lock()
 
 
@@ -115,6 +117,16 @@ def current(key: Key) -> Holding | None:
 def leases() -> list[BaseLease]:
     """The leases of this context; some may be over."""
     return [holding.lease for holding in _held.get().values()]
+
+
+def acquired() -> tuple[BaseLease, ...]:
+    """The leases that this context had from ``acquire``; some may be over."""
+    return _acquired.get()
+
+
+def keep(lease: BaseLease) -> None:
+    """Note a lease from ``acquire``."""
+    _acquired.set((*(each for each in _acquired.get() if each.state == "held"), lease))
 
 
 def put(holding: Holding) -> None:

@@ -39,7 +39,7 @@ from timeslice.errors import (
     UsageError,
 )
 from timeslice.locks import flows, scripts
-from timeslice.locks.cycles import Held
+from timeslice.locks.cycles import Held, with_itself
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
@@ -63,6 +63,10 @@ CLEANUP_S = 3.0  # how long an exception on its way out may be kept back by with
 
 class _Unregistered(Exception):
     """Ends a wait for a moment: the agents of this host don't know this process yet."""
+
+
+class _WaitsForItself(Exception):
+    """Carries the DeadlockError out of a wait, which is still to be withdrawn."""
 
 
 class _Untold(Exception):
@@ -174,11 +178,14 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 patience = CALL_DEADLINE_S if timeout is None else min(CALL_DEADLINE_S, max(timeout, 1.0))
                 yield self._pipe([("SADD", self.keys.groups, group)], patience)
                 self._indexed.add(group)
-            grant, waited = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
+            limit = timeout if limit is None else limit
+            grant, waited = yield from self._wait(keys, request, timeout, limit, hold=not in_body)
             self.raise_floor(group, grant.counter)
             held = replace(request, waiter=grant.gang or request.waiter)
             lease = again.regranted(held, grant) if again else self._lease_type(self, keys, held, grant, terms)
             lease.taken_by, lease.in_body, lease.waited = self._taker(), in_body, waited
+            if in_body and not again:
+                context.keep(lease)
             self.renewer.add(lease)
             if grant.mode == "served" and self.registers:
                 self.renewer.remember(keys, request.job, self.host, self.floors)
@@ -213,7 +220,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         return self._lease_type(self, keys, request, grant, terms)  # type: ignore[return-value]
 
     def _wait(
-        self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None
+        self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None, *, hold: bool
     ) -> Steps[tuple[Grant, bool]]:
         """The grant, and whether it was waited for."""
         started = time.monotonic()
@@ -231,6 +238,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 raise _Unregistered
             if not queued.mode and not checked:
                 raise _Unserved
+            if timeout != 0 and (found := self._waits_for_itself(keys, request.job, hold=hold)):
+                raise _WaitsForItself(found)
             if time.monotonic() >= tell_at:
                 raise _Untold
 
@@ -256,6 +265,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
             except _Unserved:
                 checked = True
                 yield from self._check_known(keys.name)
+            except _WaitsForItself as found:
+                (error,) = found.args
+                yield from self._withdraw(keys, request, error)
+                raise error from None
             except _Untold:
                 tell_at = time.monotonic() + _TELL_NEXT_S
                 yield from self._tell(keys, gang or request.waiter, time.monotonic() - started)
@@ -284,6 +297,20 @@ class BaseClient(Generic[LeaseT, DriverT]):
             for lease in found.values()
             if lease.stands_beside(self.url, keys)
         ]
+
+    def _waits_for_itself(self, keys: GroupKeys, job: str, *, hold: bool) -> DeadlockError | None:
+        """If the running code has the group itself, from a call before, and so can't yield while it waits.
+
+        A thread of a server may acquire for several jobs, whose leases other threads yield: there only the same job's
+        counts.
+        """
+        takers = (self._taker(), context.here())
+        for lease in (*context.leases(), *context.acquired()):
+            own = lease.stands_on(self.url, keys) and any(lease.taken_by is taker for taker in takers)
+            if own and (hold or lease.job == job):
+                how = "a hold" if lease.holding else "acquire"
+                return with_itself(keys.name, job, lease.job, lease.fencing_token, how=how)
+        return None
 
     def _register(self, keys: GroupKeys, job: str) -> Steps[None]:
         for call in registrations(keys, job, self.host, self.floors.get(keys.name, 0)):

@@ -131,6 +131,11 @@ class BaseLease:
         here = self._client.url == url and self._keys.prefix == keys.prefix and self.group != keys.name
         return here and self._state == "held" and not self.inherited
 
+    def stands_on(self, url: str, keys: GroupKeys) -> bool:
+        """Whether this is a live lease on that very group, which its holder has not let go at a yield point."""
+        same = self._client.url == url and self._keys.prefix == keys.prefix and self.group == keys.name
+        return same and self._state == "held" and not self.at_point and not self.inherited
+
     def ensure_held(self) -> None:
         """Return if the lease still stands.
 
