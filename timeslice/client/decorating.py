@@ -111,13 +111,14 @@ def _callees(function: Any) -> Iterator[Any]:
 
 def _wrapped(function: Any) -> Iterator[Any]:
     """What a decorator has wrapped, and that wrapped in turn."""
-    seen = {id(function)}
-    for callee in _callees(function):
-        inner = getattr(callee, "__wrapped__", None)
-        while inner is not None and id(inner) not in seen:
-            seen.add(id(inner))
-            yield from _callees(inner)
-            inner = getattr(inner, "__wrapped__", None)
+    seen, ahead = {id(function)}, [function]
+    while ahead:
+        for callee in _callees(ahead.pop()):
+            inner = getattr(callee, "__wrapped__", None)
+            if inner is not None and id(inner) not in seen:
+                seen.add(id(inner))
+                ahead.append(inner)
+                yield from _callees(inner)
 
 
 def _is_generator(function: Any) -> bool:
