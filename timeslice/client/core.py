@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ from timeslice.client.identity import (
     registrations,
     told_to_leave,
 )
+from timeslice.client.known import served_groups, unknown
 from timeslice.client.lease import BaseLease
 from timeslice.client.renewal import Renewer, renewer_for
 from timeslice.client.steps import Steps
@@ -33,9 +33,7 @@ from timeslice.errors import (
     GangEndedError,
     GroupModeError,
     RedisUnreachableError,
-    ServerUnsuitableError,
     TimeSliceError,
-    UnknownGroupError,
     UsageError,
 )
 from timeslice.locks import flows, scripts
@@ -43,10 +41,10 @@ from timeslice.locks.cycles import Held, with_itself
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
-from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Party, Queued, Request, Yielded, text
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Party, Queued, Request, Yielded
 from timeslice.locks.view import GroupView, look
 from timeslice.locks.waits import notice
-from timeslice.names import check_name, is_name
+from timeslice.names import check_name
 from timeslice.settings import Settings, default_job, default_node, find_url, shared_job
 
 log = logging.getLogger("timeslice")
@@ -318,22 +316,9 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     def _check_known(self, group: str) -> Steps[None]:
         """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""
-        (members,) = yield self._pipe([("SMEMBERS", self.keys.groups)])
-        names = sorted(filter(is_name, map(text, members)))
-        counts: list[int] = []
-        if names:
-            try:
-                counts = yield self._pipe([("ZCARD", self.group_keys(name).nodes) for name in names])
-            except ServerUnsuitableError:
-                names = []  # some are others', and not for us to look at
-        served = [name for name, count in zip(names, counts, strict=True) if count]
+        served = yield from served_groups(self._pipe, self.keys)
         if served and group not in served:
-            near = difflib.get_close_matches(group, served, n=3, cutoff=0.4) or served[:5]
-            raise UnknownGroupError(
-                f"no agent serves group {group!r}; served are: {', '.join(near)}. Check the name, or add it to an "
-                f"agent with --group; for a lock without devices use {self.lock_only_words}.",
-                group=group,
-            )
+            raise unknown(group, served, f"; for a lock without devices use {self.lock_only_words}")
         yield self._pipe([("SADD", self.keys.groups, group)])
         if not served:
             _say_once(
