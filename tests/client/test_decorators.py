@@ -15,7 +15,7 @@ from tests.client.world import World
 from timeslice.errors import UsageError
 
 
-def held() -> Any:
+def held() -> timeslice.Hold:
     return timeslice.hold("g", job="a", lock_only=True)
 
 
@@ -53,7 +53,7 @@ def test_static_and_class_methods_run_inside(world: World) -> None:
         def below_static(step: int) -> tuple[int, str]:
             return step, world.holder()
 
-        @held()  # type: ignore[misc]  # mypy knows no decorator of a classmethod
+        @held()
         @classmethod
         def above_class(cls, step: int) -> tuple[str, int, str]:
             return cls.__name__, step, world.holder()

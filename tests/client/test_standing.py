@@ -24,7 +24,7 @@ def take_away(world: World, group: str, rival: Any, face: Face) -> Any:
     """End the lease of the group's holder behind its back. Returns that of a rival, who has the group now."""
     lease = world.view(group).state["lease_id"]
     waiting = face.acquire(rival, group, lock_only=True)
-    wait_until(lambda: world.queue(group), "the rival waits")
+    wait_until(lambda: bool(world.queue(group)), "the rival waits")
     world.run(scripts.yield_(world.group(group), lease, None))
     return got(waiting)
 

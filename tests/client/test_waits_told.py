@@ -69,7 +69,7 @@ def test_a_gang_that_forms_says_who_is_missing(
 ) -> None:
     """A rank that waits for the others has no place yet."""
     waiting = face.acquire(face.client(job="a"), "g", lock_only=True, rank=0, world_size=2)
-    wait_until(lambda: lines(caplog), "it is told")
+    wait_until(lambda: bool(lines(caplog)), "it is told")
     assert lines(caplog)[0][1] == "job a waits for g: gang 1/2, rank 1 has not arrived. More: timeslice queue g"
     other = face.acquire(face.client(job="a"), "g", lock_only=True, rank=1, world_size=2)
     for lease in (got(waiting), got(other)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self, Unpack, overload
 
 from timeslice.client.core import BaseClient
 from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.lease import AsyncLease
 from timeslice.client.steps import run_async
-from timeslice.client.terms import OnLost, Terms, check_timeout, find_leave
+from timeslice.client.terms import HoldOptions, OnLost, Terms, check_timeout, find_leave
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView
@@ -55,6 +55,18 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         """As ``Client.yield_``."""
         return await run_async(self._yield(lease))
 
+    @overload
+    def hold(self, group: str, /, **options: Unpack[HoldOptions]) -> Hold[Never, AsyncLease]: ...
+    @overload
+    def hold(
+        self, first: str, second: str, /, **options: Unpack[HoldOptions]
+    ) -> Hold[Never, tuple[AsyncLease, AsyncLease]]: ...
+    @overload
+    def hold(
+        self, first: str, second: str, third: str, /, **options: Unpack[HoldOptions]
+    ) -> Hold[Never, tuple[AsyncLease, AsyncLease, AsyncLease]]: ...
+    @overload
+    def hold(self, *groups: str, **options: Unpack[HoldOptions]) -> Hold[Never, Any]: ...
     def hold(
         self,
         *groups: str,
@@ -71,7 +83,7 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         mode: Mode | None = None,
         tags: Sequence[str] = (),
         slot: str = "",
-    ) -> Hold:
+    ) -> Hold[Never, Any]:
         """As ``timeslice.hold``, with this client: for ``async with`` and coroutine functions."""
         terms = Terms(
             *(job, priority, phase, lock_only, lease, on_lost),

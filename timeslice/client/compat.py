@@ -114,7 +114,7 @@ _JOB_STATES: dict[str, JobState] = {
 }
 
 
-class OnAccelerators(Hold):
+class OnAccelerators(Hold[AcquireResult, AcquireResult]):
     """A hold that gives the AcquireResult: for ``with``, ``async with`` and as decorator."""
 
     _hint = ""

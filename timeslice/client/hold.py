@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from timeslice.client import standing
 from timeslice.client.context import Holding, current, here, put, release
@@ -26,8 +26,17 @@ from timeslice.names import check_name
 log = logging.getLogger("timeslice")
 
 F = TypeVar("F", bound=Callable[..., Any])
-GivenT = TypeVar("GivenT")  # what `with` gives
-AsyncGivenT = TypeVar("AsyncGivenT")  # what `async with` gives
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    from timeslice.client.lease import AsyncLease, Lease
+
+    # What `with` gives, and `async with`; unless it is told, of one group.
+    Given_co = DefaultTypeVar("Given_co", covariant=True, default=Lease)
+    AsyncGiven_co = DefaultTypeVar("AsyncGiven_co", covariant=True, default=AsyncLease)
+else:
+    Given_co = TypeVar("Given_co", covariant=True)
+    AsyncGiven_co = TypeVar("AsyncGiven_co", covariant=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +55,7 @@ class Entered:
         return _release_all(self.client, self.by, self.holdings)
 
 
-class Hold(Generic[GivenT, AsyncGivenT]):
+class Hold(Generic[Given_co, AsyncGiven_co]):
     """Use it as ``with``, ``async with`` or decorator; as often as you like, nested or from several threads.
 
     ``as`` gives the lease, and for several groups a tuple of leases in the order they were named.
@@ -183,14 +192,14 @@ class Hold(Generic[GivenT, AsyncGivenT]):
 
     # with
 
-    def __enter__(self) -> GivenT:
+    def __enter__(self) -> Given_co:
         from timeslice.client.defaults import default_client
         from timeslice.client.sync import Client
 
         client = self._client or default_client(self._url)
         if not isinstance(client, Client):
             raise UsageError("this hold belongs to an AsyncClient: use `async with`, or decorate a coroutine function")
-        given: GivenT = run(self._enter(client))
+        given: Given_co = run(self._enter(client))
         return given
 
     def __exit__(
@@ -200,14 +209,14 @@ class Hold(Generic[GivenT, AsyncGivenT]):
 
     # async with
 
-    async def __aenter__(self) -> AsyncGivenT:
+    async def __aenter__(self) -> AsyncGiven_co:
         from timeslice.client.aio import AsyncClient
         from timeslice.client.defaults import default_async_client
 
         client = self._client or await default_async_client(self._url)
         if not isinstance(client, AsyncClient):
             raise UsageError("this hold belongs to a Client: use `with`, or take AsyncClient for async code")
-        given: AsyncGivenT = await run_async(self._enter(client))
+        given: AsyncGiven_co = await run_async(self._enter(client))
         return given
 
     async def __aexit__(

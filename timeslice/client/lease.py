@@ -288,7 +288,8 @@ class BaseLease:
     def _call_on_lost(self) -> None:
         try:
             if self._terms.on_lost:
-                self._terms.on_lost(self)
+                on_lost: Callable[[Any], object] = self._terms.on_lost
+                on_lost(self)
         except Exception:
             log.exception("group %s: the on_lost callback of job %s failed", self.group, self.job)
 

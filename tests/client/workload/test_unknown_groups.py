@@ -10,11 +10,11 @@ import timeslice
 from tests.client.world import World
 from tests.support.jobs import wait_until
 from timeslice.arena import Arena
-from timeslice.client import registration
 from timeslice.client.identity import declared
 from timeslice.client.workload import register_workload
 from timeslice.errors import UnknownGroupError
 from timeslice.locks import scripts
+from timeslice.locks.drivers import SyncDriver
 
 
 def workload(group: str) -> timeslice.Workload:
@@ -44,7 +44,7 @@ def test_a_group_whose_agent_is_still_to_come_is_waited_for(
     try:
         assert [line for line in caplog.messages if "known to nobody yet: no agent of node n1 serves" in line]
         world.serve("samplers")
-        wait_until(lambda: world.view("samplers").targets, "it is registered")
+        wait_until(lambda: bool(world.view("samplers").targets), "it is registered")
     finally:
         made.close()
 
@@ -61,18 +61,18 @@ def test_a_mistyped_group_is_told_when_the_server_can_be_asked_at_last(
 ) -> None:
     """It may be away when the workload registers: then the log has it."""
     world.serve("samplers")
-    real, away = registration.SyncDriver.run, [True]
+    real, away = SyncDriver.run, [True]
 
-    def run(driver: registration.SyncDriver, *args: object, **options: object) -> object:
+    def run(driver: SyncDriver, *args: object, **options: object) -> object:
         if away:
             away.clear()
             raise timeslice.RedisUnreachableError("away")
         return real(driver, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(registration.SyncDriver, "run", run)
+    monkeypatch.setattr(SyncDriver, "run", run)
     made = workload("sampler")
     try:
-        wait_until(lambda: [line for line in caplog.messages if "served are: samplers" in line], "it is told")
+        wait_until(lambda: "served are: samplers" in caplog.text, "it is told")
     finally:
         made.close()
 
