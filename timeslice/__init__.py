@@ -1,11 +1,20 @@
 """timeslice: independent RL jobs take turns on the same accelerators.
 
-The public names load when first used, so that importing this costs nothing.
+The public names load when first used, so that importing this costs next to nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+try:
+    # The clients need it, and Python loads it no more once the main thread has ended: a thread that outlives that may
+    # be the first one to hold.
+    import concurrent.futures.thread  # noqa: F401 - loaded for its effect
+except RuntimeError as error:
+    raise ImportError(
+        "timeslice can't be loaded any more: the main thread has ended. Import it where the program begins."
+    ) from error
 
 if TYPE_CHECKING:
     from timeslice.client.aio import AsyncClient

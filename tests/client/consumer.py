@@ -97,7 +97,7 @@ def save(lease: Lease) -> None:
 def losses(stop: Callable[[], None]) -> None:
     on_lost: OnLost = save
     timeslice.hold("trainers", on_lost=on_lost)
-    timeslice.hold("trainers", on_lost=lambda lease: print(lease))
+    timeslice.hold("trainers", on_lost=lambda lease: print(lease.group))
     timeslice.Client().acquire("trainers", on_lost=save)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Never, Self, Unpack, overload
 
@@ -13,10 +15,25 @@ from timeslice.client.hold import Hold
 from timeslice.client.lease import AsyncLease
 from timeslice.client.steps import run_async
 from timeslice.client.terms import HoldOptions, OnLost, Terms, check_timeout, find_leave
+from timeslice.errors import UsageError
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView
 from timeslice.models import Mode
+
+
+@contextlib.contextmanager
+def told_if_late() -> Iterator[None]:
+    """Say what is the matter when asyncio can't look up a name: it does that on threads, and those start no more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if threading.main_thread().is_alive():
+            raise
+        raise UsageError(
+            "the main thread has ended, and Python then lets no event loop look up names. Hold with `with` in this "
+            "thread, name the server by its IP address, or let the main thread wait for it."
+        ) from error
 
 
 class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
@@ -49,7 +66,8 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
             find_gang(gang, rank, world_size),
             find_leave(mode, tags, slot),
         )
-        return await run_async(self._acquire(group, terms, check_timeout(timeout)))
+        with told_if_late():
+            return await run_async(self._acquire(group, terms, check_timeout(timeout)))
 
     async def yield_(self, lease: AsyncLease) -> Yielded | None:
         """As ``Client.yield_``."""

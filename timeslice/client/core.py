@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from timeslice.client import context
+from timeslice.client import context, standing
 from timeslice.client.identity import (
     ask_to_leave,
     check_leave,
@@ -37,7 +37,7 @@ from timeslice.errors import (
     UsageError,
 )
 from timeslice.locks import flows, scripts
-from timeslice.locks.cycles import Held, with_itself
+from timeslice.locks.cycles import Held
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
@@ -236,7 +236,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 raise _Unregistered
             if not queued.mode and not checked:
                 raise _Unserved
-            if timeout != 0 and (found := self._waits_for_itself(keys, request.job, hold=hold)):
+            if timeout != 0 and (found := standing.own_wait(self, keys, request.job, hold=hold)):
                 raise _WaitsForItself(found)
             if time.monotonic() >= tell_at:
                 raise _Untold
@@ -295,20 +295,6 @@ class BaseClient(Generic[LeaseT, DriverT]):
             for lease in found.values()
             if lease.stands_beside(self.url, keys)
         ]
-
-    def _waits_for_itself(self, keys: GroupKeys, job: str, *, hold: bool) -> DeadlockError | None:
-        """If the running code has the group itself, from a call before, and so can't yield while it waits.
-
-        A thread of a server may acquire for several jobs, whose leases other threads yield: there only the same job's
-        counts.
-        """
-        takers = (self._taker(), context.here())
-        for lease in (*context.leases(), *context.acquired()):
-            own = lease.stands_on(self.url, keys) and any(lease.taken_by is taker for taker in takers)
-            if own and (hold or lease.job == job):
-                how = "a hold" if lease.holding else "acquire"
-                return with_itself(keys.name, job, lease.job, lease.fencing_token, how=how)
-        return None
 
     def _register(self, keys: GroupKeys, job: str) -> Steps[None]:
         for call in registrations(keys, job, self.host, self.floors.get(keys.name, 0)):

@@ -210,13 +210,14 @@ class Hold(Generic[Given_co, AsyncGiven_co]):
     # async with
 
     async def __aenter__(self) -> AsyncGiven_co:
-        from timeslice.client.aio import AsyncClient
+        from timeslice.client.aio import AsyncClient, told_if_late
         from timeslice.client.defaults import default_async_client
 
         client = self._client or await default_async_client(self._url)
         if not isinstance(client, AsyncClient):
             raise UsageError("this hold belongs to a Client: use `with`, or take AsyncClient for async code")
-        given: AsyncGiven_co = await run_async(self._enter(client))
+        with told_if_late():
+            given: AsyncGiven_co = await run_async(self._enter(client))
         return given
 
     async def __aexit__(

@@ -1,5 +1,5 @@
-"""Whether what was taken still stands: looked at before a body runs, for a lease may be lost while its holder waits for
-the next group."""
+"""How what the running code holds stands: looked at before a body runs, for a lease may be lost while its holder waits
+for the next group, and while it waits, for it may be what it waits for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from timeslice.client import context
 from timeslice.client.steps import Steps
-from timeslice.errors import LeaseLostError, LeaseUncertainError, TimeSliceError
+from timeslice.errors import DeadlockError, LeaseLostError, LeaseUncertainError, TimeSliceError
+from timeslice.locks.cycles import with_itself
 
 if TYPE_CHECKING:
     from timeslice.client.core import BaseClient
     from timeslice.client.lease import BaseLease
+    from timeslice.locks.keys import GroupKeys
 
 log = logging.getLogger("timeslice")
 
@@ -55,6 +57,21 @@ def around(*more: BaseLease) -> list[BaseLease]:
     """The leases of the holds around this code, and ``more``, that stand now, as far as is known here."""
     leases = dict.fromkeys([*context.leases(), *more])
     return [lease for lease in leases if lease.state == "held" and not lease.inherited]
+
+
+def own_wait(client: BaseClient[Any, Any], keys: GroupKeys, job: str, *, hold: bool) -> DeadlockError | None:
+    """If the running code, which waits for the group, has it itself from a call before, and so can't yield it.
+
+    A thread of a server may acquire for several jobs, whose leases other threads yield: there only the same job's
+    counts.
+    """
+    takers = (client._taker(), context.here())  # noqa: SLF001
+    for lease in (*context.leases(), *context.acquired()):
+        own = lease.stands_on(client.url, keys) and any(lease.taken_by is taker for taker in takers)
+        if own and (hold or lease.job == job):
+            how = "a hold" if lease.holding else "acquire"
+            return with_itself(keys.name, job, lease.job, lease.fencing_token, how=how)
+    return None
 
 
 def ensure_around(client: BaseClient[Any, Any], leases: list[BaseLease], since: float) -> Steps[None]:
