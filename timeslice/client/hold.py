@@ -112,9 +112,7 @@ class Hold(Generic[Given_co, AsyncGiven_co]):
                         joined.append(shared)
                     else:
                         taken.append((yield from self._take(client, group, left)))
-                # Who had no wait pays nothing: the server was asked a moment ago.
-                own = [holding.lease for holding in taken if holding not in joined]
-                since = max((lease.told_at for lease in own if lease.waited), default=-math.inf)
+                since = standing.last_wait([holding.lease for holding in taken if holding not in joined])
                 yield from standing.ensure_around(client, around, since)
                 gone = yield from self._gone(client, taken, since, until)
                 if not gone:

@@ -4,6 +4,7 @@ for the next group, and while it waits, for it may be what it waits for."""
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("timeslice")
 
 _POLL_S = 0.05
+
+
+def ask_all(client: BaseClient[Any, Any], leases: list[BaseLease]) -> Steps[None]:
+    """Let the server say how those stand that it was last asked of before the newest of them was waited for."""
+    since = last_wait(leases)
+    for lease in leases:
+        yield from _ask(client, lease, since)
+
+
+def last_wait(leases: list[BaseLease]) -> float:
+    """When the last wait for one of them ended. Who had no wait pays nothing: the server was asked a moment ago."""
+    return max((lease.told_at for lease in leases if lease.waited), default=-math.inf)
 
 
 def stands(client: BaseClient[Any, Any], lease: BaseLease, since: float, until: float) -> Steps[bool]:
