@@ -161,3 +161,31 @@ def test_a_hold_inside_another_that_is_granted_at_once_asks_nothing_more(world: 
         with timeslice.hold("samplers", job="a", lock_only=True):
             pass
         assert outer.told_at == told
+
+
+def test_a_gang_that_lost_its_first_group_in_the_wait_for_the_next_has_it_anew(world: World) -> None:
+    """All ranks give back what they had and ask again; none is inside before all are, with both leases."""
+    inside: list[int] = []
+
+    def rank(number: int) -> list[str]:
+        hold = timeslice.hold("trainers", "samplers", job="a", lock_only=True, rank=number, world_size=2)
+        with hold as leases:
+            inside.append(number)
+            return [lease.state for lease in leases]
+
+    with timeslice.Client(job="b") as other, timeslice.Client(job="c") as rival:
+        blocker = other.acquire("samplers", lock_only=True)
+        ranks = [in_thread(lambda number=number: rank(number)) for number in range(2)]  # type: ignore[misc]
+        world.until_queued("a", group="samplers")
+        world.run(scripts.revoke(world.group("trainers"), *_holder(world, "trainers"), "ops", "drill", at_once=True))
+        taken = rival.acquire("trainers", lock_only=True)
+        blocker.yield_()
+        world.until_queued("a", group="trainers")
+        assert inside == []
+        taken.yield_()
+        assert [got(each) for each in ranks] == [["held", "held"]] * 2
+
+
+def _holder(world: World, group: str) -> tuple[str, str, int]:
+    state = world.view(group).state
+    return state["job"], state["lease_id"], int(state["token"])

@@ -43,4 +43,4 @@ async def test_a_call_does_not_go_out_on_a_lease_that_was_lost_while_it_stood_in
         first = asyncio.create_task(holder.call(call, "line", 0))
         await asyncio.to_thread(pools.until_queued, "mine", group="trainers")
         await taken.yield_()
-        assert await asyncio.gather(first, second) == ["mine", "mine"]
+        assert [await first, await second] == ["mine", "mine"]
