@@ -60,8 +60,23 @@ Times are seconds.
 INTERNAL = {
     *("abandon", "orders", "begin_yield", "end_yield", "note_clock", "note_renewal", "renewal", "yield_call"),
     *("yield_later", "yield_name", "inherited", "raise_floor", "give_up", "leave_at_point", "regranted"),
+    *("begin_body", "stands_on", "stands_beside", "pause"),
 }
-HANDED = {"AsyncLease", "Lease", "Workload"}
+HANDED = {
+    *("AcquireResult", "AsyncLease", "Grant", "GroupStatus", "Hold", "HoldOptions", "Lease", "OnAccelerators", "Phase"),
+    *("Residency", "Server", "Workload", "YieldResult", "Yielded"),
+}
+# Types without a docstring of their own.
+ALIASES = {
+    "Mode": (
+        'Literal["offload", "discard"]',
+        "What becomes of state that leaves a device: kept in host memory, or dropped.",
+    ),
+    "OnLost": (
+        "Callable[[Lease], object] | Callable[[AsyncLease], object]",
+        "What ``on_lost=`` takes: called once with the lease that is lost, on a thread of its own.",
+    ),
+}
 
 
 def _plain(signature: inspect.Signature) -> inspect.Signature:
@@ -104,6 +119,9 @@ def render_python() -> str:
     for name in sorted(timeslice.__all__, key=str.lower):
         thing = getattr(timeslice, name)
         if name.startswith("__"):
+            continue
+        if alias := ALIASES.get(name):
+            parts.append(f"## {name}\n\n```text\n{name} = {alias[0]}\n```\n\n{alias[1]}\n")
             continue
         is_error = inspect.isclass(thing) and issubclass(thing, Exception)
         heading = f"## {name}\n\n"

@@ -58,6 +58,19 @@ def quoted(text: str) -> str:
     return shown if len(shown) <= QUOTED_MAX else f"{shown[:QUOTED_MAX]}... ({len(shown) - QUOTED_MAX} more characters)"
 
 
+def duration(value: float) -> str:
+    """A duration for people: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if value < 0:
+        return "0 s"
+    if value < 10:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
 class TimeSliceError(Exception):
     """Root of all errors that timeslice raises on purpose.
 

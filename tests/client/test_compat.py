@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -121,10 +121,11 @@ def test_missing_and_wrong_ids(client: TimeSliceOrchestratorClient, world: World
 def test_a_wait_limit_is_a_timeout_error(client: TimeSliceOrchestratorClient, world: World) -> None:
     """`timeout_sec` ends the wait with llm-d's error, whose cause is ours."""
     world.run(scripts.acquire(world.group("trainer-group"), scripts.Request("w", "b", "n1", 1, 1)))
-    for enter in (
+    enters: tuple[Callable[[], object], ...] = (
         lambda: client.acquire(timeout_sec=0.1),
         lambda: client.on_accelerators(timeout_sec=0.1).__enter__(),
-    ):
+    )
+    for enter in enters:
         with pytest.raises(timeslice.OrchestratorTimeoutError) as caught:
             enter()
         assert isinstance(caught.value, timeslice.OrchestratorError)

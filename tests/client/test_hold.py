@@ -309,8 +309,8 @@ def test_a_nested_hold_of_a_lost_lease_does_not_enter(world: World) -> None:
         lambda: timeslice.hold("g", timeout=-1),
         lambda: timeslice.hold("g", lease=0),
         lambda: timeslice.hold("g", phase="two words"),
-        lambda: timeslice.hold("g", timeout="5"),  # type: ignore[arg-type]
-        lambda: timeslice.hold("g", lease="x"),  # type: ignore[arg-type]
+        lambda: timeslice.hold("g", timeout="5"),  # type: ignore[call-overload]
+        lambda: timeslice.hold("g", lease="x"),  # type: ignore[call-overload]
         lambda: timeslice.hold("g")(type("Trainer", (), {})),
         lambda: timeslice.Client(5),  # type: ignore[arg-type]
         lambda: timeslice.TimeSliceOrchestratorClient(target=5),  # type: ignore[arg-type]

@@ -67,6 +67,43 @@ def test_half_of_both_is_let_go(pools: Pools, callback: PhaseCallback) -> None:
         callback.on_phase_end("weight_sync", "both")
 
 
+def test_a_lease_that_is_lost_in_the_wait_for_the_other_group_is_had_anew(
+    pools: Pools, callback: PhaseCallback
+) -> None:
+    """The phase begins with both; until then what was had is given back and asked for in order."""
+    with Client(job="rival") as rival, Client(job="third") as third:
+        blocker = rival.acquire("samplers")
+        both = in_thread(lambda: callback.on_phase_begin("weight_sync", "both"))
+        pools.until_queued("mine", group="samplers")
+        pools.take_away("trainers")
+        taken = third.acquire("trainers")
+        blocker.yield_()
+        pools.until_queued("mine", group="trainers")
+        assert pools.holders() == ("third", "")
+        taken.yield_()
+        both.result(DEADLINE_S)
+        assert pools.holders() == ("mine", "mine")
+        callback.on_phase_end("weight_sync", "both")
+
+
+def test_a_group_that_phases_share_is_looked_at_after_the_wait_for_the_other(
+    pools: Pools, callback: PhaseCallback
+) -> None:
+    """What a phase of another thread had, and lost meanwhile, is not built on."""
+    callback.on_phase_begin("train", "trainer")
+    with Client(job="rival") as rival:
+        blocker = rival.acquire("samplers")
+        both = in_thread(lambda: callback.on_phase_begin("weight_sync", "both"))
+        pools.until_queued("mine", group="samplers")
+        pools.take_away("trainers")
+        blocker.yield_()
+        with pytest.raises(LeaseLostError, match=r"ops revoked it \(drill\)"):
+            both.result(DEADLINE_S)
+        assert pools.holders()[1] == ""
+    with pytest.raises(LeaseLostError):
+        callback.on_phase_end("train", "trainer")
+
+
 def test_phases_that_overlap_share_a_hold(pools: Pools, callback: PhaseCallback) -> None:
     """The group stays held, under one lease, until the last phase that needs it has ended, in whatever order."""
     callback.on_phase_begin("train", "trainer")

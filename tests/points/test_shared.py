@@ -115,6 +115,7 @@ def test_from_the_first_moment_of_a_point_nobody_joins(world: World) -> None:
         with pytest.raises(LeaseUncertainError, match="yield point"):
             enter_point(lease)
         with a.hold("h", lock_only=True):
+            assert lease.holding
             assert not lease.holding.join("a", None)
         lease.at_point = False
         assert enter_point(lease)
@@ -161,6 +162,7 @@ def test_a_hold_that_was_left_elsewhere_is_not_kept(world: World) -> None:
         left.__enter__()
         got(in_thread(lambda: left.__exit__(None, None, None)))
         with a.hold("g", lock_only=True) as lease:
+            assert lease.holding
             assert lease.holding.outer is None
 
 

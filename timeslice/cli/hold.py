@@ -6,14 +6,15 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
 
 import click
 
+from timeslice.cli import tether
 from timeslice.cli.output import Seconds, note
 from timeslice.cli.session import Session
-from timeslice.cli.waiting import told_why
 from timeslice.client.identity import LEAVE_VARIABLE, leaves_written, process_start, registration, this_target
 from timeslice.client.lease import BaseLease
 from timeslice.client.sync import Client
@@ -49,6 +50,7 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = False
         self._early: list[int] = []
+        self._changing = threading.Lock()
 
     def listen(self) -> None:
         """Forward signals from now on. Before the command runs they end the wait for the groups."""
@@ -69,15 +71,20 @@ class _Child:
     def start(self, command: Sequence[str], environment: dict[str, str]) -> int:
         """Returns its process id."""
         self._starting = True  # a signal between fork and the next line must not lose us the child
-        process = subprocess.Popen(command, env=environment)
-        self._process = process
+        process = _run(command, environment)
+        with self._changing:
+            self._process = process
         for number in self._early:
             process.send_signal(number)
         return process.pid
 
     def terminate(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
+        """Also from another thread, and while it is being started."""
+        with self._changing:
+            if self._process is None:
+                self._early.append(signal.SIGTERM)
+                return
+        self._process.terminate()
 
     def end(self) -> None:
         """Ask it to end, and kill it if it does not."""
@@ -94,6 +101,25 @@ class _Child:
         assert self._process is not None
         code = self._process.wait()
         return code if code >= 0 else 128 - code
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start it so that it ends when this process does, whatever ends that: else it would go on outside of its hold.
+    Returns when it runs. Raises OSError if it can't."""
+    if sys.platform != "linux" or not sys.executable:
+        return subprocess.Popen(command, env=environment)
+    told, tell = os.pipe()
+    with open(told, "rb") as answer:  # noqa: PTH123 - a descriptor
+        try:
+            tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(tell), *command]
+            process = subprocess.Popen(tethered, env=environment, pass_fds=(tell,))
+        finally:
+            os.close(tell)
+        fault = answer.read()
+    if fault:
+        process.wait()
+        raise OSError(int(fault), os.strerror(int(fault)))
+    return process
 
 
 def _sent_by_terminal(number: int) -> bool:
@@ -190,6 +216,7 @@ def hold(
     child.listen()
     with Client(session.given_url, job, session.prefix) as client:
         client.lock_only_words = "--lock-only"
+        client.tell = lambda _level, line: note(line)  # a shell that is silent for minutes looks as if it hung
         held = client.hold(
             *groups,
             timeout=timeout,
@@ -203,10 +230,10 @@ def hold(
             tags=tags,
             slot=slot,
         )
-        with ExitStack() as stack:
-            with nullcontext() if client.disabled else told_why(session, client.job, groups):
-                got = stack.enter_context(held)
+        with held as got:
             leases = got if isinstance(got, tuple) else (got,)
+            for each in leases:
+                each.ensure_held()
             try:
                 leave = find_leave(mode, tags, slot)
                 pid = child.start(command, _environment(client, leases, leave))

@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 import click
 
-from timeslice.errors import printable
+from timeslice.errors import duration, printable
 
 SCHEMA = 1  # of every JSON document; docs/reference/json.md
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+seconds = duration
 
 _LARGEST = 2**63  # bytes that a signed 64-bit number holds
 
@@ -116,19 +118,6 @@ def clean(value: object) -> str:
     """One line of text that can't steer a terminal: names and labels come from other people's programs."""
     text = "-" if value is None or value == "" else str(value)
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-
-
-def seconds(value: float) -> str:
-    """A duration for people: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
-    if value < 0:
-        return "0 s"
-    if value < 10:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def size(value: int) -> str:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self, Unpack, overload
 
 from timeslice.client.core import BaseClient
 from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.lease import AsyncLease
 from timeslice.client.steps import run_async
-from timeslice.client.terms import OnLost, Terms, check_timeout, find_leave
+from timeslice.client.terms import HoldOptions, OnLost, Terms, check_timeout, find_leave
+from timeslice.errors import UsageError
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView
 from timeslice.models import Mode
+
+
+@contextlib.contextmanager
+def told_if_late() -> Iterator[None]:
+    """Say what is the matter when asyncio can't look up a name: it does that on threads, and those start no more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if threading.main_thread().is_alive():
+            raise
+        raise UsageError(
+            "the main thread has ended, and Python then lets no event loop look up names. Hold with `with` in this "
+            "thread, name the server by its IP address, or let the main thread wait for it."
+        ) from error
 
 
 class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
@@ -49,12 +66,25 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
             find_gang(gang, rank, world_size),
             find_leave(mode, tags, slot),
         )
-        return await run_async(self._acquire(group, terms, check_timeout(timeout)))
+        with told_if_late():
+            return await run_async(self._acquire(group, terms, check_timeout(timeout)))
 
     async def yield_(self, lease: AsyncLease) -> Yielded | None:
         """As ``Client.yield_``."""
         return await run_async(self._yield(lease))
 
+    @overload
+    def hold(self, group: str, /, **options: Unpack[HoldOptions]) -> Hold[Never, AsyncLease]: ...
+    @overload
+    def hold(
+        self, first: str, second: str, /, **options: Unpack[HoldOptions]
+    ) -> Hold[Never, tuple[AsyncLease, AsyncLease]]: ...
+    @overload
+    def hold(
+        self, first: str, second: str, third: str, /, **options: Unpack[HoldOptions]
+    ) -> Hold[Never, tuple[AsyncLease, AsyncLease, AsyncLease]]: ...
+    @overload
+    def hold(self, *groups: str, **options: Unpack[HoldOptions]) -> Hold[Never, Any]: ...
     def hold(
         self,
         *groups: str,
@@ -71,7 +101,7 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
         mode: Mode | None = None,
         tags: Sequence[str] = (),
         slot: str = "",
-    ) -> Hold:
+    ) -> Hold[Never, Any]:
         """As ``timeslice.hold``, with this client: for ``async with`` and coroutine functions."""
         terms = Terms(
             *(job, priority, phase, lock_only, lease, on_lost),
@@ -101,6 +131,9 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
 
     def _taker(self) -> object:
         return asyncio.current_task()
+
+    def _pause(self, seconds: float) -> Any:
+        return asyncio.sleep(seconds)
 
     async def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         # Interrupted here, the call is repeated by the renewal thread; every call may be.

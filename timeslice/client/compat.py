@@ -53,6 +53,8 @@ class OrchestratorInternalError(OrchestratorError):
 
 @dataclass(frozen=True)
 class AcquireResult:
+    """``success``, ``waited_ms`` and ``context_restored``, as of llm-d's client."""
+
     success: bool
     waited_ms: int
     context_restored: bool  # the job's saved state was put back on the devices
@@ -60,6 +62,8 @@ class AcquireResult:
 
 @dataclass(frozen=True)
 class YieldResult:
+    """``success``, ``pending_waiters`` and ``snapshot_deferred``, as of llm-d's client."""
+
     success: bool  # False: the server has not answered yet; the release is tried on in the background
     pending_waiters: int
     snapshot_deferred: bool  # nobody waits, so the job's state stays on the devices for now
@@ -90,6 +94,8 @@ class AgentJobState:
 
 @dataclass(frozen=True)
 class GroupStatus:
+    """A group in the words of llm-d's client."""
+
     group_id: str
     group_state: GroupState
     state_timestamp: datetime
@@ -115,7 +121,7 @@ _JOB_STATES: dict[str, JobState] = {
 }
 
 
-class OnAccelerators(Hold):
+class OnAccelerators(Hold[AcquireResult, AcquireResult]):
     """A hold that gives the AcquireResult: for ``with``, ``async with`` and as decorator."""
 
     _hint = ""

@@ -24,10 +24,9 @@ class Holding:
     """A group that the current context holds, and who is inside: the threads or tasks of the nested holds that share
     it, outermost first. The last one out yields."""
 
-    __slots__ = ("client", "inside", "key", "lease", "outer")
+    __slots__ = ("inside", "key", "lease", "outer")
 
-    def __init__(self, client: BaseClient[Any, Any], key: Key, lease: BaseLease) -> None:
-        self.client = client
+    def __init__(self, key: Key, lease: BaseLease) -> None:
         self.key = key
         self.lease = lease
         self.inside: list[object] = [here()]
@@ -74,6 +73,8 @@ def _told(gang: Gang | None) -> str:
 
 # What this context holds. Child tasks and asyncio.to_thread inherit it; raw threads begin with nothing.
 _held: ContextVar[Mapping[Key, Holding]] = ContextVar("timeslice_held", default={})  # noqa: B039 - never changed
+# What this context has from calls of acquire, and may have yielded since.
+_acquired: ContextVar[tuple[BaseLease, ...]] = ContextVar("timeslice_acquired", default=())
 _counting = threading.Lock()
 
 
@@ -118,6 +119,16 @@ def leases() -> list[BaseLease]:
     return [holding.lease for holding in _held.get().values()]
 
 
+def acquired() -> tuple[BaseLease, ...]:
+    """The leases that this context had from ``acquire``; some may be over."""
+    return _acquired.get()
+
+
+def keep(lease: BaseLease) -> None:
+    """Note a lease from ``acquire``."""
+    _acquired.set((*(each for each in _acquired.get() if each.state == "held"), lease))
+
+
 def put(holding: Holding) -> None:
     known = _held.get()
     before = known.get(holding.key)
@@ -125,14 +136,13 @@ def put(holding: Holding) -> None:
     _held.set({**known, holding.key: holding})
 
 
-def release(holding: Holding) -> Steps[None]:
-    """Leave a holding; the last one out yields."""
+def release(holding: Holding, client: BaseClient[Any, Any], by: object) -> Steps[None]:
+    """End what ``by``, a thread or task, has of a holding; the last one out yields, through the client it came with:
+    a thread may have joined what a task took."""
     if holding.lease.inherited:
         return
-    own = here()
     with _counting:
-        # Frameworks may enter in one thread and leave in another.
-        entry = next((i for i in reversed(range(holding.count)) if holding.inside[i] is own), -1)
+        entry = next(i for i in reversed(range(holding.count)) if holding.inside[i] is by)
         del holding.inside[entry]
         if holding.count:
             return
@@ -140,4 +150,4 @@ def release(holding: Holding) -> Steps[None]:
     if known.get(holding.key) is holding:
         rest = {key: held for key, held in known.items() if held is not holding}
         _held.set({**rest, holding.key: holding.outer} if holding.outer else rest)
-    yield from holding.client._yield(holding.lease)  # noqa: SLF001
+    yield from client._yield(holding.lease)  # noqa: SLF001

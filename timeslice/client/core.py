@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from timeslice.client import context
+from timeslice.client import context, standing
 from timeslice.client.identity import (
     ask_to_leave,
     check_leave,
@@ -22,6 +21,7 @@ from timeslice.client.identity import (
     registrations,
     told_to_leave,
 )
+from timeslice.client.known import served_groups, unknown
 from timeslice.client.lease import BaseLease
 from timeslice.client.renewal import Renewer, renewer_for
 from timeslice.client.steps import Steps
@@ -33,8 +33,7 @@ from timeslice.errors import (
     GangEndedError,
     GroupModeError,
     RedisUnreachableError,
-    ServerUnsuitableError,
-    UnknownGroupError,
+    TimeSliceError,
     UsageError,
 )
 from timeslice.locks import flows, scripts
@@ -42,8 +41,10 @@ from timeslice.locks.cycles import Held
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
-from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Party, Queued, Request, Yielded, text
-from timeslice.names import check_name, is_name
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Party, Queued, Request, Yielded
+from timeslice.locks.view import GroupView, look
+from timeslice.locks.waits import notice
+from timeslice.names import check_name
 from timeslice.settings import Settings, default_job, default_node, find_url, shared_job
 
 log = logging.getLogger("timeslice")
@@ -52,11 +53,22 @@ LeaseT = TypeVar("LeaseT", bound=BaseLease)
 DriverT = TypeVar("DriverT", SyncDriver, AsyncDriver)
 
 WAITER_TTL_MS = 15_000
+_TELL_FIRST_S = 3.0  # a wait that is shorter needs no word
+_TELL_NEXT_S = 60.0
+_TELL_ANSWER_S = 1.0  # a question to a server that hangs keeps nobody
 CLEANUP_S = 3.0  # how long an exception on its way out may be kept back by withdrawing the request
 
 
 class _Unregistered(Exception):
     """Ends a wait for a moment: the agents of this host don't know this process yet."""
+
+
+class _WaitsForItself(Exception):
+    """Carries the DeadlockError out of a wait, which is still to be withdrawn."""
+
+
+class _Untold(Exception):
+    """Ends a wait for a moment: nobody was told for long why it goes on."""
 
 
 class _Unserved(Exception):
@@ -70,6 +82,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
     _driver_type: ClassVar[type[Any]]
 
     lock_only_words = "lock_only=True"  # how our caller asks for a plain lock
+    tell: Callable[[int, str], None] = log.log  # level and words, for whoever looks why nothing goes on
     registers = True  # this process is the job's own, so its node's agent is told of it
 
     def __init__(self, url: str | None = None, job: str | None = None, prefix: str | None = None) -> None:
@@ -94,6 +107,9 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     def _taker(self) -> object:
         """The thread or task that runs now."""
+        raise NotImplementedError
+
+    def _pause(self, seconds: float) -> Any:
         raise NotImplementedError
 
     def _finish(self, call: Call[Any], deadline_s: float) -> Any:
@@ -132,9 +148,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
         *,
         limit: float | None = None,
         again: BaseLease | None = None,
+        in_body: bool = True,
     ) -> Steps[LeaseT]:
         """``limit``: what the caller gave, of which ``timeout`` is left. ``again``: the lease that is to go on with the
-        new grant, instead of a new one."""
+        new grant, instead of a new one. ``in_body``: whether a loss is the caller's from now on."""
         keys = self.group_keys(group)
         pid = os.getpid()
         request = Request(
@@ -159,11 +176,14 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 patience = CALL_DEADLINE_S if timeout is None else min(CALL_DEADLINE_S, max(timeout, 1.0))
                 yield self._pipe([("SADD", self.keys.groups, group)], patience)
                 self._indexed.add(group)
-            grant = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
+            limit = timeout if limit is None else limit
+            grant, waited = yield from self._wait(keys, request, timeout, limit, hold=not in_body)
             self.raise_floor(group, grant.counter)
             held = replace(request, waiter=grant.gang or request.waiter)
             lease = again.regranted(held, grant) if again else self._lease_type(self, keys, held, grant, terms)
-            lease.taken_by = self._taker()
+            lease.taken_by, lease.in_body, lease.waited = self._taker(), in_body, waited
+            if in_body and not again:
+                context.keep(lease)
             self.renewer.add(lease)
             if grant.mode == "served" and self.registers:
                 self.renewer.remember(keys, request.job, self.host, self.floors)
@@ -197,20 +217,29 @@ class BaseClient(Generic[LeaseT, DriverT]):
         grant = Grant(0, "no-op", 0.0, 0.0, "disabled", True, 0, math.inf)
         return self._lease_type(self, keys, request, grant, terms)  # type: ignore[return-value]
 
-    def _wait(self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None) -> Steps[Grant]:
+    def _wait(
+        self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None, *, hold: bool
+    ) -> Steps[tuple[Grant, bool]]:
+        """The grant, and whether it was waited for."""
         started = time.monotonic()
+        tell_at = started + _TELL_FIRST_S
+        waited = False
         registered_at = -math.inf
         checked = request.lock_only
         gang = ""
 
         def note(queued: Queued) -> None:
-            nonlocal gang
-            gang = queued.gang
+            nonlocal gang, waited
+            gang, waited = queued.gang, True
             self.raise_floor(keys.name, queued.counter)
             if not queued.registered and queued.mode == "served" and time.monotonic() > registered_at + 1:
                 raise _Unregistered
             if not queued.mode and not checked:
                 raise _Unserved
+            if timeout != 0 and (found := standing.own_wait(self, keys, request.job, hold=hold)):
+                raise _WaitsForItself(found)
+            if time.monotonic() >= tell_at:
+                raise _Untold
 
         while True:
             left = None if timeout is None else max(round(timeout - (time.monotonic() - started), 3), 0.0)
@@ -234,8 +263,26 @@ class BaseClient(Generic[LeaseT, DriverT]):
             except _Unserved:
                 checked = True
                 yield from self._check_known(keys.name)
+            except _WaitsForItself as found:
+                (error,) = found.args
+                yield from self._withdraw(keys, request, error)
+                raise error from None
+            except _Untold:
+                tell_at = time.monotonic() + _TELL_NEXT_S
+                yield from self._tell(keys, gang or request.waiter, time.monotonic() - started)
             else:
-                return grant
+                return grant, waited
+
+    def _tell(self, keys: GroupKeys, waiter: str, waited_s: float) -> Steps[None]:
+        """Say why this wait goes on. Turns are the usual thing, so only the first such wait for a group is a warning,
+        and what lasts for minutes."""
+        try:
+            view: GroupView = yield self.driver.run(look(keys), deadline_s=_TELL_ANSWER_S)
+        except TimeSliceError:
+            return  # the wait itself meets this, too, and ends by it or goes on
+        if line := notice(view, waiter):
+            news = waited_s >= _TELL_NEXT_S or _is_first(f"wait for {self.url} {keys.state}")
+            self.tell(logging.WARNING if news else logging.INFO, line)
 
     def _held_elsewhere(self, keys: GroupKeys) -> list[Held]:
         """What the running code can't let go while it waits for the group: the holds around it, and what this thread
@@ -255,22 +302,9 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     def _check_known(self, group: str) -> Steps[None]:
         """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""
-        (members,) = yield self._pipe([("SMEMBERS", self.keys.groups)])
-        names = sorted(filter(is_name, map(text, members)))
-        counts: list[int] = []
-        if names:
-            try:
-                counts = yield self._pipe([("ZCARD", self.group_keys(name).nodes) for name in names])
-            except ServerUnsuitableError:
-                names = []  # some are others', and not for us to look at
-        served = [name for name, count in zip(names, counts, strict=True) if count]
+        served = yield from served_groups(self._pipe, self.keys)
         if served and group not in served:
-            near = difflib.get_close_matches(group, served, n=3, cutoff=0.4) or served[:5]
-            raise UnknownGroupError(
-                f"no agent serves group {group!r}; served are: {', '.join(near)}. Check the name, or add it to an "
-                f"agent with --group; for a lock without devices use {self.lock_only_words}.",
-                group=group,
-            )
+            raise unknown(group, served, f"; for a lock without devices use {self.lock_only_words}")
         yield self._pipe([("SADD", self.keys.groups, group)])
         if not served:
             _say_once(
@@ -336,11 +370,16 @@ _saying = threading.Lock()
 
 
 def _say_once(message: str) -> None:
+    if _is_first(message):
+        log.warning(message)
+
+
+def _is_first(what: str) -> bool:
     with _saying:
-        if message in _said:
-            return
-        _said.add(message)
-    log.warning(message)
+        if what in _said:
+            return False
+        _said.add(what)
+        return True
 
 
 def _start_clean() -> None:

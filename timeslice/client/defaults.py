@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 from timeslice.client.aio import AsyncClient
 from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
+from timeslice.client.lease import AsyncLease, Lease
 from timeslice.client.sync import Client
-from timeslice.client.terms import OnLost, Terms, find_leave
+from timeslice.client.terms import HoldOptions, OnLost, Terms, find_leave
 from timeslice.models import Mode
 from timeslice.settings import url_file
 
@@ -36,6 +37,18 @@ _loop_clients: dict[tuple[int, Place], AsyncClient] = {}
 _guards: dict[tuple[int, Place], AsyncGenerator[None, None]] = {}
 
 
+@overload
+def hold(group: str, /, *, url: str | None = None, **options: Unpack[HoldOptions]) -> Hold[Lease, AsyncLease]: ...
+@overload
+def hold(
+    first: str, second: str, /, *, url: str | None = None, **options: Unpack[HoldOptions]
+) -> Hold[tuple[Lease, Lease], tuple[AsyncLease, AsyncLease]]: ...
+@overload
+def hold(
+    first: str, second: str, third: str, /, *, url: str | None = None, **options: Unpack[HoldOptions]
+) -> Hold[tuple[Lease, Lease, Lease], tuple[AsyncLease, AsyncLease, AsyncLease]]: ...
+@overload
+def hold(*groups: str, url: str | None = None, **options: Unpack[HoldOptions]) -> Hold[Any, Any]: ...
 def hold(
     *groups: str,
     job: str | None = None,
@@ -52,7 +65,7 @@ def hold(
     tags: Sequence[str] = (),
     slot: str = "",
     url: str | None = None,
-) -> Hold:
+) -> Hold[Any, Any]:
     """Hold one group or several around a block or a function.
 
     ::

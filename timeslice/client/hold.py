@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
+import copy
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from timeslice.client.context import Holding, current, put, release
+from timeslice.client import standing
+from timeslice.client.context import Holding, current, here, put, release
 from timeslice.client.core import BaseClient
+from timeslice.client.decorating import decorated
 from timeslice.client.lease import BaseLease
 from timeslice.client.steps import Steps, run, run_async
 from timeslice.client.terms import Terms, check_timeout
@@ -20,19 +23,39 @@ from timeslice.locks.cycles import place
 from timeslice.locks.scripts import number, text
 from timeslice.names import check_name
 
+log = logging.getLogger("timeslice")
+
 F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    from timeslice.client.lease import AsyncLease, Lease
+
+    # What `with` gives, and `async with`; unless it is told, of one group.
+    Given_co = DefaultTypeVar("Given_co", covariant=True, default=Lease)
+    AsyncGiven_co = DefaultTypeVar("AsyncGiven_co", covariant=True, default=AsyncLease)
+else:
+    Given_co = TypeVar("Given_co", covariant=True)
+    AsyncGiven_co = TypeVar("AsyncGiven_co", covariant=True)
 
 
-@dataclass(frozen=True)
-class _Entered:
+@dataclass(frozen=True, eq=False)
+class Entered:
+    """One entry into a hold, until it is left."""
+
+    client: BaseClient[Any, Any]
+    by: object  # thread or task
     holdings: tuple[Holding, ...]  # in the order taken
     joined: tuple[Holding, ...]  # those of a hold around this one
 
     def is_current(self) -> bool:
         return all(current(holding.key) is holding for holding in self.holdings)
 
+    def release(self) -> Steps[None]:
+        return _release_all(self.client, self.by, self.holdings)
 
-class Hold:
+
+class Hold(Generic[Given_co, AsyncGiven_co]):
     """Use it as ``with``, ``async with`` or decorator; as often as you like, nested or from several threads.
 
     ``as`` gives the lease, and for several groups a tuple of leases in the order they were named.
@@ -58,31 +81,64 @@ class Hold:
         self._timeout = check_timeout(timeout)
         self._client = client
         self._url = url
-        self._entered: list[_Entered] = []
+        self._entered: list[Entered] = []
 
     # both faces
 
     def _enter(self, client: BaseClient[Any, Any]) -> Steps[Any]:
+        entered: Entered = yield from self._take_all(client)
+        leases = {holding.lease.group: holding.lease for holding in entered.holdings}
+        for holding in entered.holdings if len(leases) > 1 else ():
+            if holding not in entered.joined:
+                holding.lease.beside = tuple(leases.values())
+        return leases[self._groups[0]] if len(leases) == 1 else tuple(leases[group] for group in self._groups)
+
+    def _take_all(self, client: BaseClient[Any, Any]) -> Steps[Entered]:
+        """Have all groups, and return with each lease standing: one may be lost while the next one is waited for. Then
+        all are given back and taken anew, in order."""
         groups = self._groups
         if len(groups) > 1 and not client.disabled:
             groups = in_order(groups, (yield client.orders(groups)))
-        until = None if self._timeout is None else time.monotonic() + self._timeout
-        taken: list[Holding] = []
-        joined: list[Holding] = []
-        try:
-            for group in groups:
-                left = None if until is None else max(until - time.monotonic(), 0.0)
-                if shared := self._join(client, group):
-                    taken.append(shared)
-                    joined.append(shared)
-                else:
-                    taken.append((yield from self._take(client, group, left)))
-            self._entered.append(_Entered(tuple(taken), tuple(joined)))
-        except BaseException:
-            yield from _release_all(taken)
-            raise
-        leases = {holding.lease.group: holding.lease for holding in taken}
-        return leases[groups[0]] if len(groups) == 1 else tuple(leases[group] for group in self._groups)
+        until = math.inf if self._timeout is None else time.monotonic() + self._timeout
+        around = standing.around()
+        while True:
+            taken: list[Holding] = []
+            joined: list[Holding] = []
+            try:
+                for group in groups:
+                    left = None if until == math.inf else max(until - time.monotonic(), 0.0)
+                    if shared := self._join(client, group):
+                        taken.append(shared)
+                        joined.append(shared)
+                    else:
+                        taken.append((yield from self._take(client, group, left)))
+                since = standing.last_wait([holding.lease for holding in taken if holding not in joined])
+                yield from standing.ensure_around(client, around, since)
+                gone = yield from self._gone(client, taken, since, until)
+                if not gone:
+                    entered = Entered(client, here(), tuple(taken), tuple(joined))
+                    self._entered.append(entered)
+                    return entered
+                if gone in joined:
+                    gone.lease.ensure_held()  # raises: the hold around this one is over, and can't be taken anew
+            except BaseException:
+                yield from _release_all(client, here(), taken)
+                raise
+            yield from _release_all(client, here(), taken)
+            log.info(
+                "group %s: job %s lost it before all of %s were there; they are asked for again, in order",
+                *(gone.lease.group, gone.lease.job, ", ".join(groups)),
+            )
+
+    def _gone(
+        self, client: BaseClient[Any, Any], taken: Sequence[Holding], since: float, until: float
+    ) -> Steps[Holding | None]:
+        """A holding whose lease is over. None: from now on the body runs, and is told of losses."""
+        for holding in taken:
+            if not (yield from standing.stands(client, holding.lease, since, until)):
+                return holding
+        # Once more without a question in between, which may have taken long.
+        return next((holding for holding in taken if not holding.lease.begin_body()), None)
 
     def _join(self, client: BaseClient[Any, Any], group: str) -> Holding | None:
         held = current((client.url, client.keys.prefix, group))
@@ -91,8 +147,8 @@ class Hold:
     def _take(self, client: BaseClient[Any, Any], group: str, timeout: float | None) -> Steps[Holding]:
         lease: BaseLease | None = None
         try:
-            lease = yield from client._acquire(group, self._terms, timeout, limit=self._timeout)  # noqa: SLF001
-            held = Holding(client, (client.url, client.keys.prefix, group), lease)
+            lease = yield from client._acquire(group, self._terms, timeout, limit=self._timeout, in_body=False)  # noqa: SLF001
+            held = Holding((client.url, client.keys.prefix, group), lease)
             put(held)
             return held
         except BaseException:
@@ -105,24 +161,44 @@ class Hold:
         run(self._leave(done=done))
 
     def _leave(self, *, done: bool) -> Steps[None]:
-        # Frameworks enter in one callback and leave in another, whose context may differ: then the last entry is ours.
-        entered = next((each for each in reversed(self._entered) if each.is_current()), self._entered[-1])
+        entered = self._own()
         self._entered.remove(entered)
         for holding in entered.holdings:
             # What a nested hold did is for the one around it to judge, unless that is over.
             holding.lease.done = done and (holding.lease.done or holding not in entered.joined)
-        yield from _release_all(entered.holdings)
+        yield from entered.release()
+
+    def _own(self) -> Entered:
+        """The entry that ends where the running code leaves: its thread's or task's own. Frameworks enter in one
+        callback and leave in another, whose thread and context may differ: then, if others are inside too, that with
+        the oldest grant, which the newer ones have ended."""
+        by = here()
+
+        def likeness(entered: Entered) -> tuple[bool, bool, int]:
+            return entered.by is by, entered.is_current(), -entered.holdings[0].lease.fencing_token
+
+        found = max(reversed(self._entered), key=likeness, default=None)  # of equal ones the last
+        if found is None:
+            raise UsageError(f"hold of {', '.join(self._groups)}: it is left more often than it was entered")
+        return found
+
+    def _anew(self) -> Self:
+        """One on the same terms, that nobody else enters."""
+        made = copy.copy(self)
+        made._entered = []  # noqa: SLF001
+        return made
 
     # with
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Given_co:
         from timeslice.client.defaults import default_client
         from timeslice.client.sync import Client
 
         client = self._client or default_client(self._url)
         if not isinstance(client, Client):
             raise UsageError("this hold belongs to an AsyncClient: use `async with`, or decorate a coroutine function")
-        return run(self._enter(client))
+        given: Given_co = run(self._enter(client))
+        return given
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -131,14 +207,16 @@ class Hold:
 
     # async with
 
-    async def __aenter__(self) -> Any:
-        from timeslice.client.aio import AsyncClient
+    async def __aenter__(self) -> AsyncGiven_co:
+        from timeslice.client.aio import AsyncClient, told_if_late
         from timeslice.client.defaults import default_async_client
 
         client = self._client or await default_async_client(self._url)
         if not isinstance(client, AsyncClient):
             raise UsageError("this hold belongs to a Client: use `with`, or take AsyncClient for async code")
-        return await run_async(self._enter(client))
+        with told_if_late():
+            given: AsyncGiven_co = await run_async(self._enter(client))
+        return given
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -149,49 +227,19 @@ class Hold:
 
     def __call__(self, function: F) -> F:
         """Hold around each call of ``function``; for a coroutine function, around the whole await."""
-        if inspect.isclass(function) or not callable(function):
-            raise UsageError(
-                f"{function!r} is no function: a hold decorates functions and methods. Decorate the method that "
-                "computes."
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(
-                f"{function.__qualname__} is a generator: its body runs between the calls of whoever iterates, so a "
-                "decorator can't say when the group is needed. Put `with timeslice.hold(...)` inside it."
-            )
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def held_await(*args: Any, **kwargs: Any) -> Any:
-                async with self:
-                    return await function(*args, **kwargs)
-
-            return cast("F", held_await)
-
-        @functools.wraps(function)
-        def held_call(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                result = function(*args, **kwargs)
-            if inspect.iscoroutine(result):
-                result.close()
-                raise UsageError(
-                    f"{function!r} returned a coroutine, which would run without the hold. Decorate the `async def`."
-                )
-            return result
-
-        return cast("F", held_call)
+        return decorated(function, "hold", self._anew)
 
 
-def _release_all(holdings: Sequence[Holding]) -> Steps[None]:
+def _release_all(client: BaseClient[Any, Any], by: object, holdings: Sequence[Holding]) -> Steps[None]:
     """Leave each holding, last taken first; an interrupt in between doesn't keep the others."""
     interrupt: BaseException | None = None
     for holding in reversed(holdings):
         try:
-            yield from release(holding)
+            yield from release(holding, client, by)
         except BaseException as error:
             interrupt = interrupt or error
             if not holding.count:
-                holding.client.abandon(holding.lease)
+                client.abandon(holding.lease)
     if interrupt:
         raise interrupt
 

@@ -62,6 +62,9 @@ class BaseLease:
         self.taken_by: object = None  # the thread or task
         self.holding: Holding | None = None  # where it came from a hold
         self.done = False  # the body of its hold has ended without an error
+        self.waited = False  # its group was not had at once
+        self.in_body = True  # a loss is its holder's to know; before that its hold sees to it
+        self.beside: tuple[BaseLease, ...] = ()  # all of its hold, which stand or fall together
         self.at_point = False  # a yield point has given it back, or is about to, and takes it again
         self._client = client
         self._keys = keys
@@ -87,7 +90,8 @@ class BaseLease:
 
     def _stands(self, sent_at: float) -> None:
         """The lease counts from when the last confirmed call was sent: the server counts from later."""
-        self.expires_at = sent_at + self.lease_s  # monotonic
+        self.told_at = sent_at  # monotonic
+        self.expires_at = sent_at + self.lease_s
         self.renew_at = sent_at + min(self.lease_s / 3, LONGEST_RENEWAL_S)
         self.ask_at = sent_at + ASK_S
 
@@ -126,6 +130,11 @@ class BaseLease:
         """Whether this is a live lease on another group of that server and prefix."""
         here = self._client.url == url and self._keys.prefix == keys.prefix and self.group != keys.name
         return here and self._state == "held" and not self.inherited
+
+    def stands_on(self, url: str, keys: GroupKeys) -> bool:
+        """Whether this is a live lease on that very group, which its holder has not let go at a yield point."""
+        same = self._client.url == url and self._keys.prefix == keys.prefix and self.group == keys.name
+        return same and self._state == "held" and not self.at_point and not self.inherited
 
     def ensure_held(self) -> None:
         """Return if the lease still stands.
@@ -199,6 +208,12 @@ class BaseLease:
 
     # for the client
 
+    def begin_body(self) -> bool:
+        """From now on a loss is told to ``on_lost``. False if it is over already."""
+        with self._changing:
+            self.in_body = self.in_body or self._state == "held"
+            return self._state == "held"
+
     def yield_call(self) -> Call[Yielded | NotHolder]:
         floor = self._client.floors.get(self.group, 0)
         party = self._request.party
@@ -257,6 +272,7 @@ class BaseLease:
             if self._state in final:
                 return False
             self._state, self._why = "lost", why
+            told = self.in_body
         self._client.renewer.drop(self)
         self.lost.set()
         log.warning(
@@ -264,7 +280,7 @@ class BaseLease:
         )
         for watcher in self._watchers:
             watcher()
-        if self._terms.on_lost:
+        if self._terms.on_lost and told:
             # On a thread of its own: a callback that saves a checkpoint must not stop the renewal of other leases.
             threading.Thread(target=self._call_on_lost, name="timeslice-on-lost", daemon=True).start()
         return True
@@ -272,7 +288,8 @@ class BaseLease:
     def _call_on_lost(self) -> None:
         try:
             if self._terms.on_lost:
-                self._terms.on_lost(self)
+                on_lost: Callable[[Any], object] = self._terms.on_lost
+                on_lost(self)
         except Exception:
             log.exception("group %s: the on_lost callback of job %s failed", self.group, self.job)
 
@@ -321,8 +338,9 @@ class Lease(BaseLease):
 
         ``timeout``: seconds to wait until it is held again. What ends the wait (AcquireTimeoutError, DeadlockError, an
         error of ``ready``, ...) is raised; then the lease is over, and ``lost`` is set.
-        Raises LeaseLostError if it was lost before. A point inside of which another task or thread is in a nested hold
-        of the group yields nothing. Of a hold of several groups only this one is yielded: call it on the last one.
+        Raises LeaseLostError if it was lost before, or if meanwhile another one was lost that this code holds.
+        A point inside of which another task or thread is in a nested hold of the group yields nothing. Of a hold of
+        several groups only this one is yielded: call it on the last one.
         The ranks of a gang all call it equally often, without ``ready``; each asks the server, and all yield or none.
         While the server is away they wait for it as long as the lease stands; then what ``ensure_held`` raises.
         With ``TIMESLICE_DISABLE=1`` it only waits for ``ready``.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import numbers
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from timeslice.client.context import here
+from timeslice.client.decorating import decorated
 from timeslice.client.identity import new_waiter_id
 from timeslice.errors import UsageError
 from timeslice.locks import scripts
@@ -116,28 +115,7 @@ class Phase:
 
     def __call__(self, function: F) -> F:
         """Record each call of ``function``; of a coroutine function the whole await."""
-        if inspect.isclass(function) or not callable(function):
-            raise UsageError(f"{function!r} is no function: a phase decorates functions and methods")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(
-                f"{function.__qualname__} is a generator: its body runs between the calls of whoever iterates. Put "
-                "`with timeslice.phase(...)` inside it."
-            )
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def recorded_await(*args: Any, **kwargs: Any) -> Any:
-                async with self:
-                    return await function(*args, **kwargs)
-
-            return cast("F", recorded_await)
-
-        @functools.wraps(function)
-        def recorded_call(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return cast("F", recorded_call)
+        return decorated(function, "phase", lambda: self)
 
 
 def measured(lease: BaseLease, nbytes: int | None, seconds: float | None) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from timeslice.client import standing
 from timeslice.client.context import enter_point
 from timeslice.client.steps import Steps, run, run_async
 from timeslice.errors import AcquireTimeoutError, RedisUnreachableError, TimeSliceError, UsageError
@@ -85,6 +86,7 @@ def point(lease: Lease | AsyncLease, min_slice: float, timeout: float | None, re
             raise _not_ready(lease, timeout)
         yield lease.pause(_POLL_S)
         lease.ensure_held()
+    others = [each for each in standing.around(*lease.beside) if each is not lease]
     try:
         yield from client._yield(lease)  # noqa: SLF001
         lease.leave_at_point()
@@ -98,6 +100,8 @@ def point(lease: Lease | AsyncLease, min_slice: float, timeout: float | None, re
         raise
     finally:
         lease.at_point = False
+    # The others of this hold, and those around it, were kept: the body goes on only if they still stand.
+    yield from standing.ensure_around(client, others, lease.told_at)
     return True
 
 

@@ -6,8 +6,12 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 from timeslice.client.identity import as_asked, registration, show_membership
+from timeslice.client.known import ensure_known
+from timeslice.client.steps import run
 from timeslice.errors import RedisUnreachableError
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
@@ -35,6 +39,7 @@ class Registration(ABC):
         self._telling = threading.Lock()  # what is repeated must not arrive behind the good-bye
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
+        self._looked = False  # whether the group is one that agents serve
 
     def _start(self, url: str | None, name: str) -> None:
         """Register, now or as soon as the server can be reached, and begin the thread."""
@@ -60,10 +65,14 @@ class Registration(ABC):
             self._declare()
             if self.target.pid == self._pid:  # else it is for that process to show
                 show_membership(self.group, self.job)
-            told = None
+            told, served = None, True
             while (now := as_asked(self.group, self.target)) != told:  # a hold may change it meanwhile
                 told = now
-                self._register(told, deadline_s)
+                served = self._register(told, deadline_s)
+            if served:
+                self._looked = True
+            elif not self._looked:
+                self._look(deadline_s)
 
     @abstractmethod
     def _declare(self) -> None:
@@ -92,5 +101,21 @@ class Registration(ABC):
                 lost = True
                 self._closed.wait(_PAUSE_S)
 
-    def _register(self, target: Target, deadline_s: float) -> None:
-        self._driver.run(registration(self._keys, target.job, target.host, 0, target), deadline_s=deadline_s)
+    def _register(self, target: Target, deadline_s: float) -> bool:
+        """False: no agent of the node serves the group now, so that nobody has heard of it."""
+        return self._driver.run(registration(self._keys, target.job, target.host, 0, target), deadline_s=deadline_s)
+
+    def _look(self, deadline_s: float) -> None:
+        """UnknownGroupError for a mistaken name. Else it is said that the agent is still to come."""
+
+        def pipe(commands: Sequence[tuple[str, ...]]) -> Any:
+            return self._driver.pipe(commands, deadline_s=deadline_s)
+
+        looking = ensure_known(pipe, Keys(self._keys.prefix), self.group)
+        self._looked = True  # whatever comes out, it is told once
+        run(looking)
+        log.warning(
+            "%s is known to nobody yet: no agent of node %s serves the group. It is told again every %g s; start one "
+            "with `timeslice agent --group %s`, and if it names the node otherwise set TIMESLICE_NODE here",
+            *(self._what, self.target.host, REFRESH_S, self.group),
+        )

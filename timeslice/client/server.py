@@ -48,7 +48,7 @@ def register_server(
     the servers, wherever they are: if it ends without ``close()``, their state counts as unknown.
     ``job`` and ``url`` as for ``timeslice.hold``.
 
-    Raises InvalidNameError, and UsageError for an address, kind or process that can't be meant.
+    Raises InvalidNameError, UnknownGroupError, and UsageError for an address, kind or process that can't be meant.
     """
     if dialect not in TAGS:
         raise UsageError(f"group {group}: dialect {dialect!r} is none of {', '.join(TAGS)}", group=group)

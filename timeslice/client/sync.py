@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self, Unpack, overload
 
 from timeslice.client.core import BaseClient
 from timeslice.client.gang import find_gang
 from timeslice.client.hold import Hold
 from timeslice.client.lease import Lease
 from timeslice.client.steps import run
-from timeslice.client.terms import OnLost, Terms, check_timeout, find_leave
+from timeslice.client.terms import HoldOptions, OnLost, Terms, check_timeout, find_leave
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
 from timeslice.locks.view import GroupView
@@ -66,6 +67,16 @@ class Client(BaseClient[Lease, SyncDriver]):
         """Give a lease up. None: it had ended, or the server does not answer; then the yield is tried on behind."""
         return run(self._yield(lease))
 
+    @overload
+    def hold(self, group: str, /, **options: Unpack[HoldOptions]) -> Hold[Lease, Never]: ...
+    @overload
+    def hold(self, first: str, second: str, /, **options: Unpack[HoldOptions]) -> Hold[tuple[Lease, Lease], Never]: ...
+    @overload
+    def hold(
+        self, first: str, second: str, third: str, /, **options: Unpack[HoldOptions]
+    ) -> Hold[tuple[Lease, Lease, Lease], Never]: ...
+    @overload
+    def hold(self, *groups: str, **options: Unpack[HoldOptions]) -> Hold[Any, Never]: ...
     def hold(
         self,
         *groups: str,
@@ -82,7 +93,7 @@ class Client(BaseClient[Lease, SyncDriver]):
         mode: Mode | None = None,
         tags: Sequence[str] = (),
         slot: str = "",
-    ) -> Hold:
+    ) -> Hold[Any, Never]:
         """As ``timeslice.hold``, with this client: for ``with`` and sync functions."""
         terms = Terms(
             *(job, priority, phase, lock_only, lease, on_lost),
@@ -112,6 +123,9 @@ class Client(BaseClient[Lease, SyncDriver]):
 
     def _taker(self) -> object:
         return threading.current_thread()
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _finish(self, call: Call[Any], deadline_s: float) -> Any:
         return self.driver.run(call, deadline_s=deadline_s)

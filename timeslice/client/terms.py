@@ -6,10 +6,10 @@ import math
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from timeslice.client.gang import Gang
-from timeslice.client.lease import BaseLease
+from timeslice.client.lease import AsyncLease, Lease
 from timeslice.errors import UsageError
 from timeslice.models import Leave, Mode
 from timeslice.names import check_name
@@ -18,7 +18,26 @@ _LONGEST_LEASE_S = 86_400.0
 _TAGS_MOST = 64
 _NOTHING = Leave()
 
-OnLost = Callable[[BaseLease], None]
+# Called once with the lease that is lost, on a thread of its own.
+OnLost = Callable[[Lease], object] | Callable[[AsyncLease], object]
+
+
+class HoldOptions(TypedDict, total=False):
+    """What can be said of a hold beside its groups; see ``timeslice.hold``."""
+
+    job: str | None
+    timeout: float | None
+    priority: int
+    phase: str | None
+    lock_only: bool
+    lease: float
+    on_lost: OnLost | None
+    gang: bool | None
+    rank: int | None
+    world_size: int | None
+    mode: Mode | None
+    tags: Sequence[str]
+    slot: str
 
 
 @dataclass(frozen=True)

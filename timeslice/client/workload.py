@@ -77,8 +77,8 @@ def register_workload(
     registered. Callbacks run on a thread of their own, one at a time; coroutine functions run on ``loop``, by default
     the one that runs now. ``job`` and ``url`` as for ``timeslice.hold``.
 
-    Raises InvalidNameError, and UsageError when no server is known, this process registered for the group already,
-    methods are missing, or ``leave`` names what is not registered.
+    Raises InvalidNameError, UnknownGroupError, and UsageError when no server is known, this process registered for the
+    group already, methods are missing, or ``leave`` names what is not registered.
     """
     for name, given in (("modes", modes), ("tags", tags), ("slots", slots)):
         if isinstance(given, str):

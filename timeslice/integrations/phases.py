@@ -16,11 +16,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from timeslice.client import standing
 from timeslice.client.hold import Hold
 from timeslice.client.lease import Lease
 from timeslice.client.phases import phase as recorded
+from timeslice.client.steps import run
 from timeslice.client.sync import Client
-from timeslice.errors import RedisUnreachableError, ServerUnsuitableError, UsageError
+from timeslice.errors import LeaseLostError, RedisUnreachableError, ServerUnsuitableError, UsageError
 from timeslice.integrations import patience
 from timeslice.names import check_name
 from timeslice.settings import Settings, find_url
@@ -80,18 +82,30 @@ class PhaseCallback:
             return
         self._mind_forks()
         log.debug("phase %s of %s begins %s", phase, role, context or "")
-        begun = _Phase(phase, role)
+        while True:
+            begun = _Phase(phase, role)
+            try:
+                self._begin(self._client, begun)
+                return
+            except LeaseLostError:
+                # The trainer's, lost in the wait for the sampler's. What others are inside of can't be had anew.
+                if not any(lease.lost.is_set() and lease.holding and not lease.holding.count for lease in begun.leases):
+                    raise
+
+    def _begin(self, client: Client, begun: _Phase) -> None:
+        phase, role = begun.name, begun.role
         with begun.kept as entered:
             with self._changing:
                 pools, still_open = self._pools_of(phase, role), self._open
             for pool in pools:
                 begun.leases.append(self._enter(pool, phase))
                 entered.callback(pool.leave, begun)
+            run(standing.ask_all(client, [*begun.leases]))
             for lease in begun.leases:
                 patience.ensure_held(lease)
             if not pools:
                 others = [group for group in self._groups.values() if group]
-                entered.enter_context(recorded(phase, job=self._client.job, groups=others, url=self._client.url))
+                entered.enter_context(recorded(phase, job=client.job, groups=others, url=client.url))
             with self._changing:
                 if self._open is not still_open:
                     raise UsageError(

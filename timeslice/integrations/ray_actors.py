@@ -8,6 +8,8 @@ from typing import Any
 
 from timeslice.client.defaults import default_client
 from timeslice.client.identity import declared, registration
+from timeslice.client.known import ensure_known
+from timeslice.client.steps import run
 from timeslice.client.workload import register_workload
 from timeslice.errors import RedisUnreachableError, UsageError
 from timeslice.names import check_name
@@ -69,6 +71,7 @@ def _register_plain(group: str, job: str) -> None:
     keys = client.group_keys(group)
     client.renewer.remember(keys, job, client.host, client.floors)  # repeated from now on
     try:
-        client.driver.run(registration(keys, job, client.host, 0))
+        if not client.driver.run(registration(keys, job, client.host, 0)):
+            run(ensure_known(client.driver.pipe, client.keys, group))
     except RedisUnreachableError as error:
         log.warning("group %s: the actor of job %s registers later: %s", group, job, error)

@@ -65,11 +65,14 @@ class Holder:
             if request.method and request.target._actor_id.binary() not in self._known:  # noqa: SLF001
                 # Before the group is asked for: an actor that is still loading would keep it from others.
                 await self._register(request)
-            turn = self._turn(request.place)
-            turn.calls += 1
-            await asyncio.shield(turn.granted)
-            await self._register_again(request, turn)
-            await line.wait(number)
+            while turn is None or not turn.stands:
+                if turn:  # lost before this call went out: it waits for another
+                    turn.leave()
+                turn = self._turn(request.place)
+                turn.calls += 1
+                await asyncio.shield(turn.granted)
+                await self._register_again(request, turn)
+                await line.wait(number)
             sent = request.submit()
         except BaseException:
             if turn:
@@ -127,7 +130,12 @@ class Turn:
         """Whether one more call may come in: there is no way back into a hold that failed, was left or lost."""
         if self._over.is_set() or self._holding.done():
             return False
-        return not self.granted.done() or all(lease.state == "held" for lease in self.granted.result())
+        return not self.granted.done() or self.stands
+
+    @property
+    def stands(self) -> bool:
+        """Whether all that was granted is held, as far as is known here."""
+        return all(lease.state == "held" for lease in self.granted.result())
 
     def leave(self, _result: object = None) -> None:
         """A call is over; the last one ends the hold, or the wait for it."""

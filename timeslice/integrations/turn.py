@@ -32,7 +32,7 @@ class Turn:
         """Whether a hold around this one keeps the group when this one is left."""
         return self.held and self._lease.holding.count > 1
 
-    def hold(self, *groups: str, phase: str) -> Hold:
+    def hold(self, *groups: str, phase: str) -> Hold[Any, Any]:
         """A hold on the same terms."""
         return hold(*groups, job=self.job, timeout=self._timeout, phase=phase)
 

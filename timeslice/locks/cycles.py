@@ -141,6 +141,17 @@ def _brief(call: Call[Any]) -> Call[Any]:
     return replace(call, deadline_s=_ANSWER_S)
 
 
+def with_itself(group: str, job: str, holder: str, token: int, *, how: str) -> DeadlockError:
+    """Code waits for what it holds itself. ``how`` it was taken."""
+    return DeadlockError(
+        f"group {group}: this code holds it already, for job {holder} by {how} (token {token}), and would wait for "
+        "itself for ever. Yield that lease first, or take both with hold: holds inside of each other share a lease.",
+        group=group,
+        job=job,
+        token=token,
+    )
+
+
 def _error(circle: tuple[Link, ...]) -> DeadlockError:
     own, last = circle[0], circle[-1]
     story = "; ".join(f"job {link.job} waits for {link.group}, which job {link.holder} holds" for link in circle)

@@ -169,6 +169,8 @@ def renew(
 
 @dataclass(frozen=True)
 class Yielded:
+    """Given up. ``pending`` wait for the group; ``kept``: nothing moves, the state stays on the devices."""
+
     pending: int
     kept: bool  # nobody waited: the state stays on the device
     counter: int
