@@ -42,9 +42,10 @@ from timeslice.locks.cycles import Held
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
+from timeslice.locks.loader import load_all
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Party, Queued, Request, Yielded, text
 from timeslice.names import check_name, is_name
-from timeslice.settings import Settings, default_job, default_node, find_url, shared_job
+from timeslice.settings import Settings, check_patience, default_job, default_node, find_url, shared_job
 
 log = logging.getLogger("timeslice")
 
@@ -72,8 +73,18 @@ class BaseClient(Generic[LeaseT, DriverT]):
     lock_only_words = "lock_only=True"  # how our caller asks for a plain lock
     registers = True  # this process is the job's own, so its node's agent is told of it
 
-    def __init__(self, url: str | None = None, job: str | None = None, prefix: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        job: str | None = None,
+        prefix: str | None = None,
+        *,
+        patience: float | None = None,
+    ) -> None:
         settings = Settings()
+        if check_patience(patience) is None:
+            patience = settings.patience
+        self.patience = CALL_DEADLINE_S if patience is None else patience
         self.disabled = settings.disable
         self.url = "" if self.disabled else find_url(url)
         self.job = check_name("job", job) if job else default_job()
@@ -88,7 +99,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     # what the two faces differ in
 
-    def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
+    def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float) -> Any:
         """Plain commands in one round trip; a list of replies."""
         raise NotImplementedError
 
@@ -107,7 +118,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
         if self._driver is None:
             if self.disabled:
                 raise UsageError("TIMESLICE_DISABLE=1 is set: there is no server to ask. Unset it.")
-            self._driver = self._driver_type(self.url)
+            load_all()  # a body may use up all descriptors, and its end must not need another one
+            self._driver = self._driver_type(self.url, patience_s=self.patience)
         return self._driver
 
     @property
@@ -154,10 +166,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
             return self._pretend(keys, request, terms)
         check_leave(group, request.job, terms.leave)
         lease: BaseLease | None = None
+        until = math.inf if timeout is None else time.monotonic() + timeout
         try:
             if terms.lock_only and group not in self._indexed:
-                patience = CALL_DEADLINE_S if timeout is None else min(CALL_DEADLINE_S, max(timeout, 1.0))
-                yield self._pipe([("SADD", self.keys.groups, group)], patience)
+                yield self._pipe([("SADD", self.keys.groups, group)], _left(until))
                 self._indexed.add(group)
             grant = yield from self._wait(keys, request, timeout, timeout if limit is None else limit)
             self.raise_floor(group, grant.counter)
@@ -168,7 +180,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
             if grant.mode == "served" and self.registers:
                 self.renewer.remember(keys, request.job, self.host, self.floors)
                 if ask_to_leave(self.url, keys, request.job, terms.leave) or not grant.registered:
-                    yield from self._register(keys, request.job)
+                    yield from self._register(keys, request.job, until)
                     told_to_leave(self.url, keys, request.job, terms.leave)
             return lease  # type: ignore[return-value]
         except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GangEndedError, GroupModeError):
@@ -198,7 +210,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         return self._lease_type(self, keys, request, grant, terms)  # type: ignore[return-value]
 
     def _wait(self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None) -> Steps[Grant]:
-        started = time.monotonic()
+        until = math.inf if timeout is None else time.monotonic() + timeout
         registered_at = -math.inf
         checked = request.lock_only
         gang = ""
@@ -213,7 +225,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 raise _Unserved
 
         while True:
-            left = None if timeout is None else max(round(timeout - (time.monotonic() - started), 3), 0.0)
+            left = None if timeout is None else max(round(until - time.monotonic(), 3), 0.0)
             floor = self.floors.get(keys.name, 0)
             try:
                 grant: Grant = yield self.driver.drive(
@@ -229,11 +241,11 @@ class BaseClient(Generic[LeaseT, DriverT]):
                     )
                 )
             except _Unregistered:
-                yield from self._register(keys, request.job)
+                yield from self._register(keys, request.job, until)
                 registered_at = time.monotonic()
             except _Unserved:
                 checked = True
-                yield from self._check_known(keys.name)
+                yield from self._check_known(keys.name, until)
             else:
                 return grant
 
@@ -249,18 +261,18 @@ class BaseClient(Generic[LeaseT, DriverT]):
             if lease.stands_beside(self.url, keys)
         ]
 
-    def _register(self, keys: GroupKeys, job: str) -> Steps[None]:
+    def _register(self, keys: GroupKeys, job: str, until: float) -> Steps[None]:
         for call in registrations(keys, job, self.host, self.floors.get(keys.name, 0)):
-            yield self.driver.run(call)
+            yield self.driver.run(call, deadline_s=_left(until))
 
-    def _check_known(self, group: str) -> Steps[None]:
+    def _check_known(self, group: str, until: float) -> Steps[None]:
         """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""
-        (members,) = yield self._pipe([("SMEMBERS", self.keys.groups)])
+        (members,) = yield self._pipe([("SMEMBERS", self.keys.groups)], _left(until))
         names = sorted(filter(is_name, map(text, members)))
         counts: list[int] = []
         if names:
             try:
-                counts = yield self._pipe([("ZCARD", self.group_keys(name).nodes) for name in names])
+                counts = yield self._pipe([("ZCARD", self.group_keys(name).nodes) for name in names], _left(until))
             except ServerUnsuitableError:
                 names = []  # some are others', and not for us to look at
         served = [name for name, count in zip(names, counts, strict=True) if count]
@@ -271,7 +283,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 f"agent with --group; for a lock without devices use {self.lock_only_words}.",
                 group=group,
             )
-        yield self._pipe([("SADD", self.keys.groups, group)])
+        yield self._pipe([("SADD", self.keys.groups, group)], _left(until))
         if not served:
             _say_once(
                 f"no agent serves group {group}: waiting for one. Start it with `timeslice agent --group {group}`, or "
@@ -316,9 +328,9 @@ class BaseClient(Generic[LeaseT, DriverT]):
             self.renewer.drop(lease)
             lease.yield_later()
 
-    def orders(self, groups: Sequence[str]) -> Any:
+    def orders(self, groups: Sequence[str], until: float) -> Any:
         """The configured order of each group, as bytes or None."""
-        return self._pipe([("HGET", self.group_keys(group).config, "order") for group in groups])
+        return self._pipe([("HGET", self.group_keys(group).config, "order") for group in groups], _left(until))
 
     def _close(self) -> Steps[None]:
         for lease in self.renewer.of(self) if self._driver else []:
@@ -327,6 +339,11 @@ class BaseClient(Generic[LeaseT, DriverT]):
         self._driver = None
         if driver:
             yield driver.close()
+
+
+def _left(until: float) -> float:
+    """For a call on the way into a hold. Also who won't wait for the group waits a second for an answer."""
+    return max(until - time.monotonic(), 1.0)
 
 
 _clients: weakref.WeakSet[BaseClient[Any, Any]] = weakref.WeakSet()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,9 +65,9 @@ class Hold:
 
     def _enter(self, client: BaseClient[Any, Any]) -> Steps[Any]:
         groups = self._groups
-        if len(groups) > 1 and not client.disabled:
-            groups = in_order(groups, (yield client.orders(groups)))
         until = None if self._timeout is None else time.monotonic() + self._timeout
+        if len(groups) > 1 and not client.disabled:
+            groups = in_order(groups, (yield client.orders(groups, math.inf if until is None else until)))
         taken: list[Holding] = []
         joined: list[Holding] = []
         try:

@@ -23,7 +23,6 @@ from timeslice.client.identity import registration, this_target
 from timeslice.errors import RedisUnreachableError, TimeSliceError
 from timeslice.locks.connection import REPLY_TIMEOUT_S
 from timeslice.locks.drivers import SyncDriver
-from timeslice.locks.flows import PATIENCE_S
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import Call
 
@@ -34,6 +33,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("timeslice")
 
+ERRAND_S = 600.0  # what was not answered for so long is given up: by then its lease is over
 REGISTER_S = 10.0  # a third of the time in which nobody is granted after data loss
 _RETRY_S = 0.5
 _NEWS_MOST = 256  # that are not told yet
@@ -122,7 +122,7 @@ class Renewer:
         """Send a call until it is answered, in the background. Every call may be repeated, so this can't harm."""
         now = time.monotonic()
         with self._wake:
-            self._errands.append(_Errand(call, what, then, now, now + PATIENCE_S))
+            self._errands.append(_Errand(call, what, then, now, now + ERRAND_S))
             self._rouse(now)
 
     def tell(self, call: Call[Any], what: str) -> None:
