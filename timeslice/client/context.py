@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from timeslice.client.steps import Steps
 from timeslice.errors import UsageError
@@ -20,17 +20,24 @@ if TYPE_CHECKING:
 Key = tuple[str, str, str]  # url, prefix, group
 
 
+class Place(NamedTuple):
+    """Inside of a holding."""
+
+    by: object  # thread or task
+    entry: object  # that of the `with` or call, which takes it out again
+
+
 class Holding:
     """A group that the current context holds, and who is inside: the threads or tasks of the nested holds that share
     it, outermost first. The last one out yields."""
 
     __slots__ = ("client", "inside", "key", "lease", "outer")
 
-    def __init__(self, client: BaseClient[Any, Any], key: Key, lease: BaseLease) -> None:
+    def __init__(self, client: BaseClient[Any, Any], key: Key, lease: BaseLease, entry: object) -> None:
         self.client = client
         self.key = key
         self.lease = lease
-        self.inside: list[object] = [here()]
+        self.inside = [Place(here(), entry)]
         self.outer: Holding | None = None  # one that is not over, such as one at a yield point
         lease.holding = self
 
@@ -38,7 +45,7 @@ class Holding:
     def count(self) -> int:
         return len(self.inside)
 
-    def join(self, job: str, gang: Gang | None) -> bool:
+    def join(self, job: str, gang: Gang | None, entry: object = None) -> bool:
         """Share this holding. False if it is over; raises if that would wait for itself, let the other ranks of a gang
         wait for this one, or run without the lease."""
         if self.lease.inherited:
@@ -64,8 +71,14 @@ class Holding:
                 )
             if self.lease.state == "lost":
                 self.lease.ensure_held()
-            self.inside.append(here())
+            self.inside.append(Place(here(), entry))
             return True
+
+    def _without(self, entry: object) -> bool:
+        """Take an entry out, if it is in. Whether nobody is left."""
+        with _counting:
+            self.inside = [place for place in self.inside if place.entry is not entry]
+            return not self.inside
 
 
 def _told(gang: Gang | None) -> str:
@@ -102,7 +115,7 @@ def enter_point(lease: BaseLease) -> bool:
         if lease.at_point:
             lease.ensure_held()
         nested = lease.holding.inside[1:] if lease.holding else []
-        if any(each is not own for each in nested):
+        if any(each.by is not own for each in nested):
             return False
         lease.at_point = True
         return True
@@ -125,19 +138,22 @@ def put(holding: Holding) -> None:
     _held.set({**known, holding.key: holding})
 
 
-def release(holding: Holding) -> Steps[None]:
+def release(holding: Holding, entry: object) -> Steps[None]:
     """Leave a holding; the last one out yields."""
-    if holding.lease.inherited:
-        return
-    own = here()
-    with _counting:
-        # Frameworks may enter in one thread and leave in another.
-        entry = next((i for i in reversed(range(holding.count)) if holding.inside[i] is own), -1)
-        del holding.inside[entry]
-        if holding.count:
-            return
+    if not holding.lease.inherited and holding._without(entry):  # noqa: SLF001
+        _forget(holding)
+        yield from holding.client._yield(holding.lease)  # noqa: SLF001
+
+
+def settle(holding: Holding, entry: object) -> None:
+    """Leave a holding of which nobody knows how far the leaving came before an interrupt. Sends nothing itself."""
+    if not holding.lease.inherited and holding._without(entry):  # noqa: SLF001
+        _forget(holding)
+        holding.client.abandon(holding.lease)
+
+
+def _forget(holding: Holding) -> None:
     known = _held.get()
     if known.get(holding.key) is holding:
         rest = {key: held for key, held in known.items() if held is not holding}
         _held.set({**rest, holding.key: holding.outer} if holding.outer else rest)
-    yield from holding.client._yield(holding.lease)  # noqa: SLF001

@@ -309,8 +309,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
     def _yield(self, lease: BaseLease) -> Steps[Yielded | None]:
         if self.disabled or not lease.begin_yield():
             return None
-        self.renewer.drop(lease)
         try:
+            self.renewer.drop(lease)
             reply: Any = yield self._finish(lease.yield_call(), max(lease.expires_at - time.monotonic(), 0.0))
         except Exception as error:
             log.warning("%s is not answered; it is tried on in the background: %s", lease.yield_name, error)
@@ -324,7 +324,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     def abandon(self, lease: BaseLease) -> None:
         """See to a lease whose holder was interrupted before it could yield: nobody else will."""
-        if not self.disabled and lease.begin_yield():
+        if not self.disabled and (lease.begin_yield() or lease.state == "yielding"):
             self.renewer.drop(lease)
             lease.yield_later()
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
-from timeslice.client.context import Holding, current, put, release
+from timeslice.client.context import Holding, current, put, release, settle
 from timeslice.client.core import BaseClient
 from timeslice.client.lease import BaseLease
 from timeslice.client.steps import Steps, run, run_async
@@ -24,13 +26,20 @@ from timeslice.names import check_name
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Entered:
-    holdings: tuple[Holding, ...]  # in the order taken
-    joined: tuple[Holding, ...]  # those of a hold around this one
+    """One `with` or call: what it holds, in the order taken."""
+
+    holdings: list[Holding] = field(default_factory=list)
+    joined: list[Holding] = field(default_factory=list)  # those of a hold around this one
 
     def is_current(self) -> bool:
         return all(current(holding.key) is holding for holding in self.holdings)
+
+    def settle(self) -> None:
+        """Leave them all, however far the leaving came before it was interrupted."""
+        for holding in reversed(self.holdings):
+            settle(holding, self)
 
 
 class Hold:
@@ -68,34 +77,39 @@ class Hold:
         until = None if self._timeout is None else time.monotonic() + self._timeout
         if len(groups) > 1 and not client.disabled:
             groups = in_order(groups, (yield client.orders(groups, math.inf if until is None else until)))
-        taken: list[Holding] = []
-        joined: list[Holding] = []
+        entered = _Entered()
         try:
             for group in groups:
                 left = None if until is None else max(until - time.monotonic(), 0.0)
-                if shared := self._join(client, group):
-                    taken.append(shared)
-                    joined.append(shared)
-                else:
-                    taken.append((yield from self._take(client, group, left)))
-            self._entered.append(_Entered(tuple(taken), tuple(joined)))
+                if not self._join(client, group, entered):
+                    yield from self._take(client, group, left, entered)
+            leases = {holding.lease.group: holding.lease for holding in entered.holdings}
+            result = leases[groups[0]] if len(groups) == 1 else tuple([leases[group] for group in self._groups])
+            self._entered.append(entered)
         except BaseException:
-            yield from _release_all(taken)
+            yield from self._release(entered)
             raise
-        leases = {holding.lease.group: holding.lease for holding in taken}
-        return leases[groups[0]] if len(groups) == 1 else tuple(leases[group] for group in self._groups)
+        return result
 
-    def _join(self, client: BaseClient[Any, Any], group: str) -> Holding | None:
+    def _join(self, client: BaseClient[Any, Any], group: str, entered: _Entered) -> bool:
         held = current((client.url, client.keys.prefix, group))
-        return held if held and held.join(self._terms.job or client.job, self._terms.gang) else None
+        if held is None:
+            return False
+        # Before it is joined: an interrupt just after that leaves it again.
+        entered.holdings.append(held)
+        entered.joined.append(held)
+        if held.join(self._terms.job or client.job, self._terms.gang, entered):
+            return True
+        del entered.holdings[-1], entered.joined[-1]
+        return False
 
-    def _take(self, client: BaseClient[Any, Any], group: str, timeout: float | None) -> Steps[Holding]:
+    def _take(self, client: BaseClient[Any, Any], group: str, timeout: float | None, entered: _Entered) -> Steps[None]:
         lease: BaseLease | None = None
         try:
             lease = yield from client._acquire(group, self._terms, timeout, limit=self._timeout)  # noqa: SLF001
-            held = Holding(client, (client.url, client.keys.prefix, group), lease)
+            held = Holding(client, (client.url, client.keys.prefix, group), lease, entered)
             put(held)
-            return held
+            entered.holdings.append(held)
         except BaseException:
             if lease:
                 client.abandon(lease)
@@ -103,16 +117,43 @@ class Hold:
 
     def leave(self, *, done: bool) -> None:
         """As the end of a ``with``, for who enters and leaves by calls. ``done``: no error ended the work."""
-        run(self._leave(done=done))
+        self.__exit__(None if done else BaseException, None, None)
 
-    def _leave(self, *, done: bool) -> Steps[None]:
+    def _leaving(self) -> _Entered:
         # Frameworks enter in one callback and leave in another, whose context may differ: then the last entry is ours.
-        entered = next((each for each in reversed(self._entered) if each.is_current()), self._entered[-1])
-        self._entered.remove(entered)
+        return next((each for each in reversed(self._entered) if each.is_current()), self._entered[-1])
+
+    def _leave(self, entered: _Entered, *, done: bool) -> Steps[None]:
         for holding in entered.holdings:
             # What a nested hold did is for the one around it to judge, unless that is over.
             holding.lease.done = done and (holding.lease.done or holding not in entered.joined)
-        yield from _release_all(entered.holdings)
+        yield from self._release(entered)
+
+    def _release(self, entered: _Entered) -> Steps[None]:
+        """Leave each holding, last taken first; an interrupt in between doesn't keep the others."""
+        interrupt: BaseException | None = None
+        for holding in reversed(entered.holdings):
+            try:
+                yield from release(holding, entered)
+            except BaseException as error:
+                interrupt = interrupt or error
+                settle(holding, entered)
+        if entered in self._entered:
+            self._entered.remove(entered)
+        if interrupt:
+            raise interrupt
+
+    def __del__(self) -> None:
+        # An interrupt may come after the body and before the first line of our exit. Nobody can leave any more.
+        if not sys.is_finalizing():
+            for entered in getattr(self, "_entered", ()):
+                entered.settle()
+
+    def _once(self) -> Self:
+        """For one call of a decorated function."""
+        once = copy.copy(self)
+        once._entered = []  # noqa: SLF001 - our own
+        return once
 
     # with
 
@@ -128,7 +169,13 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leave(done=kind is None)
+        entered: _Entered | None = None
+        try:
+            entered = self._leaving()
+            run(self._leave(entered, done=kind is None))
+        except BaseException:
+            (entered or self._leaving()).settle()
+            raise
 
     # async with
 
@@ -144,7 +191,16 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await run_async(self._leave(done=kind is None))
+        if kind is GeneratorExit:  # nobody resumes this coroutine any more, so that it can't wait for an answer
+            self._leaving().settle()
+            return
+        entered: _Entered | None = None
+        try:
+            entered = self._leaving()
+            await run_async(self._leave(entered, done=kind is None))
+        except BaseException:
+            (entered or self._leaving()).settle()
+            raise
 
     # decorator
 
@@ -164,14 +220,14 @@ class Hold:
 
             @functools.wraps(function)
             async def held_await(*args: Any, **kwargs: Any) -> Any:
-                async with self:
+                async with self._once():
                     return await function(*args, **kwargs)
 
             return cast("F", held_await)
 
         @functools.wraps(function)
         def held_call(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            with self._once():
                 result = function(*args, **kwargs)
             if inspect.iscoroutine(result):
                 result.close()
@@ -181,20 +237,6 @@ class Hold:
             return result
 
         return cast("F", held_call)
-
-
-def _release_all(holdings: Sequence[Holding]) -> Steps[None]:
-    """Leave each holding, last taken first; an interrupt in between doesn't keep the others."""
-    interrupt: BaseException | None = None
-    for holding in reversed(holdings):
-        try:
-            yield from release(holding)
-        except BaseException as error:
-            interrupt = interrupt or error
-            if not holding.count:
-                holding.client.abandon(holding.lease)
-    if interrupt:
-        raise interrupt
 
 
 def in_order(groups: Sequence[str], configured: Sequence[Any]) -> tuple[str, ...]:

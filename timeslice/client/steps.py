@@ -28,11 +28,12 @@ def run(steps: Steps[T]) -> T:
                 result: T = stop.value
                 return result
             except BaseException as error:
-                if _has_ended(steps):
+                if steps.gi_frame is None:  # type: ignore[attr-defined]
                     raise  # it came out of the generator
                 interrupt, value = error, None
     finally:
-        if not _has_ended(steps):  # interrupted just while an interrupt was dealt with
+        # Interrupted just while an interrupt was dealt with.
+        if steps.gi_frame is not None:  # type: ignore[attr-defined]
             _close(steps)
 
 
@@ -55,15 +56,19 @@ async def run_async(steps: Steps[T]) -> T:
         return result
 
 
+class _Abandoned(BaseException):
+    """What the generator hears then. GeneratorExit would not reach the generators that it delegates to."""
+
+
 def _close(steps: Steps[Any]) -> None:
     """End a generator whose steps nobody takes any more: whatever else it would wait for, it hears the same again, and
     leaves to the renewal thread what is still to be sent."""
     try:
         while not _has_ended(steps):
-            step = steps.throw(GeneratorExit())
+            step = steps.throw(_Abandoned())
             if inspect.iscoroutine(step):
                 step.close()
-    except (GeneratorExit, StopIteration):
+    except (_Abandoned, StopIteration):
         pass
 
 
