@@ -72,7 +72,7 @@ class Renewer:
         self._news: deque[tuple[Call[Any], str]] = deque(maxlen=_NEWS_MOST)
         self._news_at = -math.inf  # not before
         self._held: OrderedDict[tuple[str, str, str], GroupKeys] = OrderedDict()
-        # Always taken by its own name: a signal's handler that raises inside the condition would leave it locked, and the
+        # Always taken by its own name: a handler that raises inside the condition would leave it locked, and the
         # thread would never renew again.
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)

@@ -101,6 +101,8 @@ class Tries:
             transient, told = is_transient(error, known=known), explain(error, self._contact.address, known=known)
         if is_denied_place(error) and not known:
             transient = False
+        elif isinstance(told, RedisUnreachableError):
+            transient = True  # also what nobody foresaw: who waits must neither end by it nor ask at full speed
         self._pause = min(self._pause * 2, _LONGEST_PAUSE_S)
         over = not transient or now + self._pause > self._began + self._limit_s
         if transient:
