@@ -78,7 +78,7 @@ def test_an_outage_is_told_when_it_begins_each_minute_and_when_it_ends(
     """Once for the whole process, however many of its threads and leases meet it."""
     monkeypatch.setattr(outages, "AGAIN_S", 2.0)  # a minute
     client = impatient(face, proxy.url)
-    lease = face.acquire(client, "g", lock_only=True, lease=86_400).result(DEADLINE_S)
+    lease = face.acquire(client, "g", lock_only=True).result(DEADLINE_S)
     waiting = [face.acquire(client, "g", lock_only=True) for _ in range(3)]
     world.until_queued("a", "a", "a")
     assert told(caplog, "waiting for Redis") == 0
@@ -114,7 +114,7 @@ def test_a_password_that_is_changed_is_an_outage(
     admin: Any = redis.Redis.from_url(server.url)
     admin.config_set("requirepass", "old")
     client = impatient(face, f"redis://:old@127.0.0.1:{port}", prefix=prefix)
-    lease = face.acquire(client, "g", lock_only=True, lease=86_400).result(DEADLINE_S)
+    lease = face.acquire(client, "g", lock_only=True).result(DEADLINE_S)
     waiting = face.acquire(client, "g", lock_only=True)
     watcher = World(f"redis://:old@127.0.0.1:{port}", prefix)
     watcher.until_queued("a")

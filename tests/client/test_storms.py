@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import timeslice
-
 from tests.client.world import World
 from tests.support.jobs import wait_until
 
@@ -76,8 +75,8 @@ PROGRAM = """
 def test_a_storm_of_signals_leaves_a_free_group_and_a_process_that_works(
     world: World, waits: bool, longest_s: float
 ) -> None:
-    """Hundreds of interrupts, anywhere in a hold: no segmentation fault, nothing stays held or queued, and the next hold
-    is granted, renewed and yielded as usual."""
+    """Hundreds of interrupts, anywhere in a hold: no segmentation fault, nothing stays held or queued, and the next
+    hold is granted, renewed and yielded as usual."""
     job = world.job(PROGRAM.format(seed=7, turns=400, waits=waits, longest_s=longest_s))
     assert job.line() == "stormed True"
     wait_until(lambda: not world.holder() and world.queue() == [], "all is given up")
