@@ -145,12 +145,10 @@ def test_a_wrong_password_is_an_error_for_who_never_had_the_right_one(
         face.acquire(client, "g", lock_only=True).result(DEADLINE_S)
 
 
-def test_a_job_that_found_its_server_finds_it_again(
-    server_factory: ServerFactory, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_found_its_server_finds_it_again(server_factory: ServerFactory, face: Face, tmp_path: Path) -> None:
     """While `timeslice up` starts again the URL file is gone, and then it may name another address: new holds wait
     instead of ending, and so do those that wait already."""
-    first = server_factory()
+    first = server_factory(data=tmp_path)
     publish_url(first.url)
     client = face.client(job="a")
     held = face.acquire(client, "g", lock_only=True).result(DEADLINE_S)
@@ -161,7 +159,7 @@ def test_a_job_that_found_its_server_finds_it_again(
     withdraw_url(first.url)
     first.stop()
     late = face.acquire(face.client(job="c"), "other", lock_only=True)
-    second = server_factory()
+    second = server_factory(data=tmp_path)
     publish_url(second.url)
     late.result(DEADLINE_S).ensure_held()
     face.give_up(held)

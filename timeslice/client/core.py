@@ -123,6 +123,11 @@ class BaseClient(Generic[LeaseT, DriverT]):
         return self._driver
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it has talked to the server."""
+        return self._driver is not None
+
+    @property
     def renewer(self) -> Renewer:
         return renewer_for(self.url)
 

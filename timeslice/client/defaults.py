@@ -125,7 +125,9 @@ def default_client(url: str | None = None) -> Client:
         with _making:
             client = _clients.setdefault(place, Client(url))
             while len(_clients) > _KEPT:
-                _clients.popitem(last=False)
+                _, old = _clients.popitem(last=False)
+                if old.is_connected:
+                    old.driver.drop_idle()
     elif len(_clients) == _KEPT:
         with _making:
             if place in _clients:
@@ -149,7 +151,9 @@ async def default_async_client(url: str | None = None) -> AsyncClient:
     if client is None:
         client = found.clients[place] = AsyncClient(url)
         while len(found.clients) > _KEPT:
-            found.clients.popitem(last=False)
+            _, old = found.clients.popitem(last=False)
+            if old.is_connected:
+                await old.driver.drop_idle()
     found.clients.move_to_end(place)
     return client
 

@@ -141,13 +141,13 @@ class SyncDriver:
                     answers.append(error)
         except BaseException:
             connection.disconnect()
-            self._drop_idle()
+            self.drop_idle()
             raise
         if all(not isinstance(answer, Exception) or isinstance(answer, _NoScript) for answer in answers):
             self._ready[use].append(connection)
         else:  # the server may be no master any more
             connection.disconnect()
-            self._drop_idle()
+            self.drop_idle()
         return answers
 
     def _take(self, use: str) -> Any:
@@ -205,7 +205,7 @@ class SyncDriver:
         """Go where the server is now."""
         if self._address != self._contact.address:
             self._address = self._contact.address
-            self._drop_idle()
+            self.drop_idle()
             self._drop_clients()
 
     def view(self, group: GroupKeys) -> GroupView:
@@ -264,7 +264,7 @@ class SyncDriver:
             self._lock, self._clients, self._pid = threading.RLock(), {}, os.getpid()
             self._ready = {"calls": [], "waits": []}
 
-    def _drop_idle(self) -> None:
+    def drop_idle(self) -> None:
         """Close what nobody uses just now."""
         self._notice_fork()
         for ready in self._ready.values():
@@ -285,7 +285,7 @@ class SyncDriver:
 
     def close(self) -> None:
         """Close all connections; new ones are made when the driver is used again."""
-        self._drop_idle()
+        self.drop_idle()
         self._drop_clients()
 
 
@@ -329,7 +329,7 @@ class AsyncDriver:
             return await client.execute_command(*command)
         except Exception as error:
             if _unreliable(error) and not isinstance(error, _NoScript):
-                await self._drop_idle()
+                await self.drop_idle()
             raise
 
     async def pipe(self, commands: Sequence[Command], *, deadline_s: float | None = None) -> list[Any]:
@@ -404,7 +404,8 @@ class AsyncDriver:
             result: T = stop.value
             return result
 
-    async def _drop_idle(self) -> None:
+    async def drop_idle(self) -> None:
+        """Close what nobody uses just now."""
         for client in (self.client, self._waits):
             await client.connection_pool.disconnect(inuse_connections=False)
 
