@@ -81,6 +81,8 @@ def test_event_loops_that_are_just_closed_leave_no_clients(world: World) -> None
         del loop
     gc.collect()
     assert sum(client() is not None for client in clients) <= 1
+    defaults._loops.clear()
+    gc.collect()  # what is warned of comes now, and not in another test
 
 
 async def _hold_once() -> weakref.ref[object]:
@@ -107,25 +109,19 @@ def test_a_process_that_changes_its_job_over_and_over_keeps_few_clients(
     assert not world.holder("first")
 
 
-def test_a_coroutine_that_is_thrown_away_is_closed_quietly(world: World) -> None:
-    """Closing the coroutine of a body or of a wait awaits nothing, which nobody could resume: no RuntimeError, and the
-    group is given up behind."""
+def test_a_body_whose_coroutine_is_closed_ends_quietly(world: World) -> None:
+    """Its exit awaits nothing, for nobody would resume it: no RuntimeError, and the group is given up behind."""
 
     async def body() -> None:
         async with timeslice.hold("g", job="a", lock_only=True):
             await asyncio.Event().wait()
 
     loop = asyncio.new_event_loop()
-    with timeslice.Client(job="b") as rival:
-        for waits in (False, True):
-            lease = rival.acquire("g", lock_only=True) if waits else None
-            coroutine = body()
-            task = loop.create_task(coroutine)
-            done = loop.create_task(asyncio.to_thread(world.until_queued if waits else world.until_held, "a"))
-            loop.run_until_complete(done)
-            coroutine.close()
-            wait_until(lambda: world.queue() == [] and world.holder() in {"", "b"}, "it is given up")
-            task.cancel()
-            if lease:
-                lease.yield_()
+    coroutine = body()
+    task = loop.create_task(coroutine)
+    loop.run_until_complete(asyncio.to_thread(world.until_held, "a"))
+    coroutine.close()
+    wait_until(lambda: not world.holder(), "it is given up")
+    task.cancel()
+    loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()

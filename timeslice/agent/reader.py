@@ -9,7 +9,8 @@ from typing import Any
 
 from timeslice.agent.executor import Executor
 from timeslice.errors import RedisUnreachableError, ServerUnsuitableError
-from timeslice.locks.drivers import BLOCK_S, AsyncDriver
+from timeslice.locks.commands import BLOCK_S
+from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
 from timeslice.models import Command, read_wire

@@ -19,53 +19,20 @@ import redis.asyncio
 
 from timeslice.addresses import parse_url
 from timeslice.errors import ServerUnsuitableError
+from timeslice.locks.commands import BLOCK_S, Command, entries_of, first_error, read_command, script_command
 from timeslice.locks.connection import REPLY_TIMEOUT_S, connect, connect_async, disconnect, disconnect_async
 from timeslice.locks.faults import SERVER_ERRORS, speaks_otherwise, speaks_otherwise_async
 from timeslice.locks.flows import Entries, Op, Wait
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.outages import Tries, contact_of
-from timeslice.locks.scripts import CALL_DEADLINE_S, Call, text
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call
 from timeslice.locks.view import GroupView, look
 
 T = TypeVar("T")
-Command = Sequence[str | int]
 
-# The longest wait at once: how soon a connection that died silently is noticed. With the margin that its socket has, it
-# is well below the time in which an agent must take an order.
-BLOCK_S = 3.0
 _NoScript = redis.exceptions.NoScriptError
 # What an attempt may raise: a search for a master raises ServerUnsuitableError.
 _FAULTS = (*SERVER_ERRORS, ServerUnsuitableError)
-
-
-def _entries(reply: Any) -> Entries:
-    """XREAD's answer for one stream: [(id, {field: value})]; of redis-py's clients, or as the server sent it."""
-    found: Entries = []
-    for _, items in reply or []:
-        for entry_id, fields in items:
-            pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
-            found.append((text(entry_id), {text(k): text(v) for k, v in pairs}))
-    return found
-
-
-def _script(call: Call[Any], *, whole: bool) -> Command:
-    """EVALSHA, or EVAL when the server does not know the script (which also teaches it)."""
-    verb, body = ("EVAL", call.script.source) if whole else ("EVALSHA", call.script.sha)
-    verb += "_RO" if call.script.reads_only else ""
-    return [verb, body, len(call.keys), *call.keys, *call.args]
-
-
-def _xread(wait: Wait, until: float) -> Command:
-    """XREAD for what is left of the wait, or its longest piece; 0 would mean for ever."""
-    left_ms = int(min(until - time.monotonic(), BLOCK_S) * 1000)
-    return ["XREAD", "BLOCK", max(left_ms, 1), "STREAMS", wait.key, wait.after]
-
-
-def _first_error(replies: list[Any]) -> list[Any]:
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
 
 
 def _unreliable(error: BaseException) -> bool:
@@ -111,9 +78,9 @@ class SyncDriver:
 
         def attempt() -> Any:
             try:
-                return self._ask("calls", call.keys[0], _script(call, whole=False))
+                return self._ask("calls", call.keys[0], script_command(call, whole=False))
             except _NoScript:
-                return self._ask("calls", call.keys[0], _script(call, whole=True))
+                return self._ask("calls", call.keys[0], script_command(call, whole=True))
 
         return call.parse(self.retry(attempt, deadline_s=call.deadline_s if deadline_s is None else deadline_s))
 
@@ -121,7 +88,7 @@ class SyncDriver:
         """One question, one answer."""
         if self._is_cluster:
             return _route(self._client(use), key, command)
-        return _first_error(self._exchange(use, [command]))[0]
+        return first_error(self._exchange(use, [command]))[0]
 
     def _exchange(self, use: str, commands: Sequence[Command]) -> list[Any]:
         """Answers, some of them errors, by a connection that nobody else uses meanwhile. It is used again only when all
@@ -176,7 +143,7 @@ class SyncDriver:
         def attempt() -> list[Any]:
             if self._is_cluster:
                 return [_route(self.client, str(command[1]), command) for command in commands]
-            return _first_error(self._exchange("calls", commands))
+            return first_error(self._exchange("calls", commands))
 
         return self.retry(attempt, deadline_s=deadline_s)
 
@@ -224,10 +191,10 @@ class SyncDriver:
         until = time.monotonic() + wait.ms / 1000
         while True:
             reply = self.retry(
-                lambda: self._ask("waits", wait.key, _xread(wait, until)), deadline_s=until - time.monotonic()
+                lambda: self._ask("waits", wait.key, read_command(wait, until)), deadline_s=until - time.monotonic()
             )
             if reply or time.monotonic() >= until:
-                return _entries(reply)
+                return entries_of(reply)
 
     def drive(self, flow: Generator[Op, Any, T]) -> T:
         """Run a flow to its end."""
@@ -315,9 +282,9 @@ class AsyncDriver:
     async def run(self, call: Call[T], *, deadline_s: float | None = None) -> T:
         async def attempt() -> Any:
             try:
-                return await self._send(self.client, call.keys[0], _script(call, whole=False))
+                return await self._send(self.client, call.keys[0], script_command(call, whole=False))
             except _NoScript:
-                return await self._send(self.client, call.keys[0], _script(call, whole=True))
+                return await self._send(self.client, call.keys[0], script_command(call, whole=True))
 
         return call.parse(await self.retry(attempt, deadline_s=call.deadline_s if deadline_s is None else deadline_s))
 
@@ -341,7 +308,7 @@ class AsyncDriver:
             async with self.client.pipeline(transaction=False) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                return _first_error(await pipeline.execute(raise_on_error=False))
+                return first_error(await pipeline.execute(raise_on_error=False))
 
         return await self.retry(attempt, deadline_s=deadline_s)
 
@@ -381,10 +348,10 @@ class AsyncDriver:
         until = time.monotonic() + wait.ms / 1000
         while True:
             reply = await self.retry(
-                lambda: self.block(wait.key, _xread(wait, until)), deadline_s=until - time.monotonic()
+                lambda: self.block(wait.key, read_command(wait, until)), deadline_s=until - time.monotonic()
             )
             if reply or time.monotonic() >= until:
-                return _entries(reply)
+                return entries_of(reply)
 
     async def block(self, key: str, command: Command) -> Any:
         """One blocking read of at most BLOCK_S, on a connection of its own. Raises redis-py's errors."""
