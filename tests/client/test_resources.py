@@ -48,7 +48,7 @@ def test_a_renewal_thread_that_could_not_start_is_started_by_the_next_hold(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hold that has nobody to renew it fails and holds nothing; once there is room the next one is renewed."""
-    renewal = timeslice.client.renewal  # type: ignore[attr-defined]
+    renewal = timeslice.client.renewal
     monkeypatch.setattr(renewal, "_renewers", {})
     start = threading.Thread.start
 

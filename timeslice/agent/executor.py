@@ -62,7 +62,7 @@ class Executor:
                     await self._handle(order.command)
                 await order.done()
             except RedisUnreachableError as error:
-                log.info("group %s: order %s is taken up again: %s", self._scope.name, order.command.id, error)
+                log.warning("group %s: order %s is taken up again: %s", self._scope.name, order.command.id, error)
                 asyncio.get_running_loop().call_later(AGAIN_S, self._orders.put_nowait, order)
             except Exception:
                 log.exception("group %s: order %s was left unfinished; it is taken up again in %g s",
