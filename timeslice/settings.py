@@ -6,6 +6,7 @@ Nothing is cached: a test or a launcher may change the environment between two c
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import stat
@@ -35,6 +36,7 @@ class Settings(BaseSettings):
     node: str | None = None
     disable: bool = False
     runtime_dir: Path | None = None
+    patience: float | None = None
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -59,10 +61,22 @@ class Settings(BaseSettings):
     def _job(cls, value: str | None) -> str | None:
         return None if value is None else check_name("job", value)
 
+    @field_validator("patience")
+    @classmethod
+    def _patience(cls, value: float | None) -> float | None:
+        return check_patience(value)
+
     @field_validator("node")
     @classmethod
     def _node(cls, value: str | None) -> str | None:
         return None if value is None else check_name("node", value)
+
+
+def check_patience(value: float | None) -> float | None:
+    """Seconds that a call which is no wait asks on without an answer; None for the default. Raises UsageError."""
+    if value is not None and (isinstance(value, bool) or math.isnan(value) or value < 0):
+        raise UsageError(f"a patience of {value!r} s: give 0 or more seconds")
+    return value
 
 
 def default_node() -> str:
@@ -147,10 +161,26 @@ def withdraw_url(url: str) -> None:
         path.unlink(missing_ok=True)
 
 
+_found: dict[Path, str] = {}  # URL file -> what this process read there last
+
+
+def look_again(url: str) -> str:
+    """Where the server of ``url`` is now: another `timeslice up` may have been started meanwhile. A URL that was given,
+    and not found in the URL file, stays what it is."""
+    for path, found in list(_found.items()):
+        if found == url:
+            try:
+                return normalise_url(path.read_text().strip())
+            except (OSError, UsageError):
+                return url
+    return url
+
+
 def find_url(explicit: str | None = None, target: str | None = None) -> str:
     """URL of the server: flag, ``TIMESLICE_URL``, ``target`` in code, or what ``timeslice up`` left.
 
-    ``TIMESLICE_USERNAME`` and ``TIMESLICE_PASSWORD`` complete one that was given without a password.
+    ``TIMESLICE_USERNAME`` and ``TIMESLICE_PASSWORD`` complete one that was given without a password. While
+    `timeslice up` starts again, its server is the one that this process found before.
     """
     for value in (explicit, target):
         if not isinstance(value, str | None):
@@ -160,8 +190,11 @@ def find_url(explicit: str | None = None, target: str | None = None) -> str:
         return with_credentials(given, settings.username, settings.password)
     path = url_file()
     try:
-        return normalise_url(path.read_text().strip())
+        _found[path] = normalise_url(path.read_text().strip())
+        return _found[path]
     except FileNotFoundError:
+        if path in _found:  # it is started again: an outage of the server that this process knows
+            return _found[path]
         raise UsageError(
             "no server is known. Start one with `timeslice up`, "
             "or point at yours: export TIMESLICE_URL=redis://host:6379"

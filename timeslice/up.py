@@ -69,12 +69,16 @@ class Worker:
     def running(self) -> bool:
         return self._thread.is_alive()
 
-    def stop(self) -> None:
-        """Ask it to end and wait for it, at most GRACE_S seconds."""
+    def ask(self) -> None:
+        """Ask it to end."""
         self._asked = True
         if self._loop is not None and self.running:
             with contextlib.suppress(RuntimeError):  # its loop closed in this moment: it has ended
                 self._loop.call_soon_threadsafe(self._stop.set)
+
+    def stop(self) -> None:
+        """Ask it to end and wait for it, at most GRACE_S seconds."""
+        self.ask()
         if self._thread.ident is not None:
             self._thread.join(GRACE_S)
         if self.running:
@@ -235,6 +239,9 @@ class LocalStack:
         if self._lock is None:
             return  # never started, or refused: what runs here is another one's
         withdraw_url(self.url)
+        if not self.server.running:  # nobody hears how they leave: each tries for a moment, all at once
+            for worker in self._workers:
+                worker.ask()
         for worker in reversed(self._workers):  # the agent leaves its groups while somebody still listens
             worker.stop()
         self._remove_devices(keep=keep)

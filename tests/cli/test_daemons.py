@@ -14,6 +14,7 @@ import redis
 
 from tests.cli.conftest import Cli, eventually
 from tests.conftest import ServerFactory
+from tests.support.ports import free_port
 from timeslice.cli.daemons import default_state_dir, parse_backend
 
 Agent = Callable[..., "subprocess.Popen[str]"]
@@ -86,6 +87,55 @@ def test_the_log_can_be_json_and_hides_the_password(server_factory: ServerFactor
     assert all(json.loads(line)["level"] for line in lines)
     assert "geheim" not in "".join(lines)
     assert "unix://:***@/" in lines[0]
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["it comes", "stopped before"])
+@pytest.mark.parametrize("daemon", ["coordinator", "agent"])
+def test_a_daemon_waits_for_a_server_that_is_away(
+    server_factory: ServerFactory, prefix: str, tmp_path: Path, daemon: str, stopped: bool
+) -> None:
+    """One that starts in an outage says so and goes on when it is over; told to stop meanwhile it ends cleanly."""
+    port = free_port()
+    cli = Cli(f"redis://127.0.0.1:{port}", prefix)
+    agent = ("agent", "--group", "g", "--node", "n1", "--state-dir", str(tmp_path))
+    process = cli.start(*(agent if daemon == "agent" else (daemon,)))
+    try:
+        until_said(process, f"waiting for Redis: Redis at redis://127.0.0.1:{port} does not answer")
+        if not stopped:
+            server_factory(port=port)
+            assert any("answers again" in line for line in until_said(process, ": ready"))
+        process.send_signal(signal.SIGTERM)
+        until_said(process, "stopped")
+        assert process.wait(60) == 0
+    finally:
+        cli.close()
+
+
+def test_daemons_take_a_password_that_is_changed_for_an_outage(
+    server_factory: ServerFactory, prefix: str, tmp_path: Path
+) -> None:
+    """Coordinator and agent say it once each, without a traceback, and go on when it is set right."""
+    server = server_factory(port=(port := free_port()))
+    with redis.Redis.from_url(server.url) as admin:
+        admin.config_set("requirepass", "old")
+        cli = Cli(f"redis://:old@127.0.0.1:{port}", prefix)
+        agent = ("agent", "--group", "g", "--node", "n1", "--state-dir", str(tmp_path))
+        processes = [cli.start("coordinator"), cli.start(*agent)]
+        try:
+            for process in processes:
+                until_said(process, ": ready")
+            admin.config_set("requirepass", "new")
+            admin.client_kill_filter(_type="normal", skipme=True)
+            for process in processes:
+                until_said(process, "refuses these credentials")
+            admin.config_set("requirepass", "old")
+            for process in processes:
+                said = until_said(process, "answers again")
+                process.send_signal(signal.SIGTERM)
+                said += until_said(process, "stopped")
+                assert [line for line in said if "credentials" in line or "Traceback" in line] == []
+        finally:
+            cli.close()
 
 
 def test_a_second_agent_of_a_node_is_refused(agent: Agent) -> None:

@@ -208,11 +208,13 @@ def test_a_group_that_nobody_serves_while_others_are_served_is_unknown(cli: Cli,
 
 
 def test_without_a_server_nothing_runs(tmp_path: Path) -> None:
-    """Exit code 5, and the command did not start."""
+    """It is waited for as the group is, and said at once; at the end of the time exit code 5, and the command did not
+    start."""
     mark = tmp_path / "ran"
-    command = [TIMESLICE, "--url", "redis://127.0.0.1:1", *LOCK, "--", "touch", str(mark)]
+    command = [TIMESLICE, "--url", "redis://127.0.0.1:1", *LOCK, "--timeout", "2", "--", "touch", str(mark)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 5
+    assert "waiting for Redis: Redis at redis://127.0.0.1:1 does not answer" in done.stderr
     assert not mark.exists()
 
 

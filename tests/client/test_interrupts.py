@@ -157,7 +157,7 @@ async def test_several_groups_are_given_back_when_the_wait_is_cancelled(world: W
         assert world.queue("samplers") == []
 
 
-@pytest.mark.parametrize("where", ["Holding", "_Entered"])
+@pytest.mark.parametrize("where", ["Holding", "Entered", "put"])
 def test_an_interrupt_just_after_the_grant_loses_no_lease(
     world: World, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -78,12 +78,15 @@ async def test_the_next_gateway_goes_on_with_the_leases(cli: Cli, world: World) 
 async def test_without_redis_it_is_unavailable(
     make_gateway: MakeGateway, server_factory: ServerFactory, prefix: str
 ) -> None:
-    """Callers of llm-d's client see a connection error, and the gateway lives on."""
+    """Callers of llm-d's client see a connection error, a wait goes on until its deadline, and the gateway
+    lives on."""
     server = server_factory()
     caller = (await make_gateway(url=server.url)).caller()
     server.kill()
-    code, words = await refused(caller.acquire("a"))
+    code, words = await refused(caller.status())
     assert (code, "redis" in words.lower()) == (Code.UNAVAILABLE, True)
+    code, _ = await refused(caller.acquire("a", timeout=1.0))
+    assert code == Code.DEADLINE_EXCEEDED
 
 
 async def test_two_gateways_never_share_a_port(gateway: Gateway) -> None:

@@ -158,12 +158,13 @@ NOT_NOW = {
     "NOREPLICAS": b"-NOREPLICAS Not enough good replicas to write.\r\n",
     "MISCONF": b"-MISCONF Errors writing to the AOF file: No space left on device\r\n",
     "clients": b"-ERR max number of clients reached\r\n",
+    "NOAUTH": b"-NOAUTH Authentication required.\r\n",
+    "WRONGPASS": b"-WRONGPASS invalid username-password pair or user is disabled.\r\n",
 }
 NEVER = {
     "MOVED": b"-MOVED 3999 127.0.0.1:6381\r\n",
     "CROSSSLOT": b"-CROSSSLOT Keys in request don't hash to the same slot\r\n",
     "NOPERM": b"-NOPERM this user has no permissions to run the 'evalsha' command\r\n",
-    "NOAUTH": b"-NOAUTH Authentication required.\r\n",
     "WRONGTYPE": b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
 }
 

@@ -111,7 +111,7 @@ def test_a_kept_connection_that_the_server_closed_is_not_used(labs: tuple[Lab, L
     check(driver, labs)
     way.cut()
     way.heal()
-    (kept,) = driver._ready
+    (kept,) = driver._ready["calls"]
     assert select.select([kept._sock], [], [], DEADLINE_S)[0]
     assert own(driver.run(look(labs[0].group), deadline_s=0.0), labs[0])
     driver.close()

@@ -14,6 +14,7 @@ from tests.client.world import Job, World
 from tests.points.faces import got
 from tests.support.jobs import wait_until
 from timeslice import AcquireTimeoutError, AsyncClient, Client, GangEndedError, LeaseLostError, UsageError
+from timeslice.client.context import Entered
 from timeslice.locks import scripts
 from timeslice.locks.loader import load
 from timeslice.torture.proxy import Proxy
@@ -109,8 +110,7 @@ def test_what_a_rank_may_not_do_at_a_point(world: World) -> None:
             rival = in_thread(lambda: other.acquire("g", lock_only=True).yield_())
             world.until_queued("b")
             holding: Any = lease.holding
-            assert holding.join("a", lease._terms.gang)
-            holding.inside[-1] = object()  # as another thread would stand there
+            assert holding.join("a", lease._terms.gang, Entered(one, by=object()))  # as another thread would
             with pytest.raises(UsageError, match="nested hold"):
                 lease.yield_point(min_slice=0)
             holding.inside.pop()

@@ -14,7 +14,7 @@ from tests.client.world import World
 from tests.points.faces import got
 from tests.support.jobs import wait_until
 from timeslice import AcquireTimeoutError, AsyncClient, Client, LeaseLostError, LeaseUncertainError, UsageError
-from timeslice.client.context import enter_point
+from timeslice.client.context import Entered, enter_point
 from timeslice.locks import scripts
 
 
@@ -116,7 +116,7 @@ def test_from_the_first_moment_of_a_point_nobody_joins(world: World) -> None:
             enter_point(lease)
         with a.hold("h", lock_only=True):
             assert lease.holding
-            assert not lease.holding.join("a", None)
+            assert not lease.holding.join("a", None, Entered(a))
         lease.at_point = False
         assert enter_point(lease)
         lease.at_point = False
@@ -126,7 +126,7 @@ def test_starved_behind_a_thread_that_is_inside(world: World) -> None:
     """The point waits until that has left, but not beyond its `timeout`, and not for a lease that is over."""
     with Client(job="a") as a, a.hold("g", lock_only=True) as lease:
         holding: Any = lease.holding
-        holding.inside.append(object())  # as another thread would stand there
+        holding.inside.append(Entered(a, by=object()))  # as another thread would stand there
         with pytest.raises(AcquireTimeoutError, match="nothing to compute"):
             lease.yield_point(ready=lambda: False, timeout=0.1)
         lease.ensure_held()

@@ -65,7 +65,7 @@ class StreamChannel(Channel):
                         return answer
                     after = entries[-1][0] if entries else after
             except RedisUnreachableError as error:
-                log.warning("job %s: its channel can't be reached, trying on: %s", job, error)
+                log.debug("job %s: its channel can't be reached, trying on: %s", job, error)  # the driver says so
                 await asyncio.sleep(_PAUSE_S)
         raise TimeoutError(f"job {job}: process {process} did not answer {command.action} within {deadline_s:g} s")
 

@@ -46,6 +46,7 @@ class Executor:
         self._scope = scope
         self._orders: asyncio.Queue[_Order] = asyncio.Queue()
         self.turn = asyncio.Lock()
+        self.leaving = False  # what the server does not answer now is left to the next agent, which has the journal
 
     def submit(self, command: Command, done: Done) -> None:
         """Take an order. ``done`` is called when it was answered or refused."""
@@ -60,6 +61,9 @@ class Executor:
                 async with self.turn:
                     await self._handle(order.command)
                 await order.done()
+            except RedisUnreachableError as error:
+                log.warning("group %s: order %s is taken up again: %s", self._scope.name, order.command.id, error)
+                asyncio.get_running_loop().call_later(AGAIN_S, self._orders.put_nowait, order)
             except Exception:
                 log.exception("group %s: order %s was left unfinished; it is taken up again in %g s",
                               self._scope.name, order.command.id, AGAIN_S)  # fmt: skip
@@ -195,6 +199,7 @@ class Executor:
         while True:
             try:
                 return await self._scope.driver.run(call)
-            except RedisUnreachableError as error:
-                log.warning("group %s: waiting for Redis: %s", self._scope.name, error)
+            except RedisUnreachableError:  # the driver says so
+                if self.leaving:
+                    raise
                 await asyncio.sleep(_PAUSE_S)

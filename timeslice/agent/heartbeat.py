@@ -29,10 +29,18 @@ class Heartbeat:
         self._scope, self._executor, self._ttl_s = scope, executor, ttl_s
         self._looker = Looker(scope)
         self._idle = IdleHolders(scope, idle_after_s)
+        self.joined = False
 
     async def join(self) -> None:
-        """The first beat. Every known job was probed before anything is said. Raises what is wrong."""
-        await self._tell_all(first=True)
+        """The first beat. Every known job was probed before anything is said. A server that is away is waited for, and
+        then all is looked at anew. Raises what else is wrong."""
+        while not self.joined:
+            try:
+                await self._tell_all(first=True)
+                self.joined = True
+            except RedisUnreachableError as error:  # the driver says so
+                log.debug("group %s: the first heartbeat failed, trying on: %s", self._scope.name, error)
+                await asyncio.sleep(_SOON_S)
 
     async def absent(self) -> list[str]:
         """The last beat: the group hears all that is here, also if it had lost that. Jobs of which nothing is here, and
@@ -68,8 +76,8 @@ class Heartbeat:
                 settled = await self._beat()
                 trouble = ""
             except (TimeSliceError, OSError) as error:  # such as no descriptor left to look into /proc
-                settled = not isinstance(error, RedisUnreachableError)
-                if str(error) != trouble:
+                settled = not isinstance(error, RedisUnreachableError)  # of which the driver says so
+                if settled and str(error) != trouble:
                     log.warning("group %s: the heartbeat failed, trying on: %s", self._scope.name, error)
                 trouble = str(error)
             pause = self._ttl_s / 3 if settled else self._soon(pause)

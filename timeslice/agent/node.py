@@ -15,7 +15,7 @@ from timeslice.agent.calling import Deadline
 from timeslice.agent.group import Scope
 from timeslice.agent.memory import HostMemory
 from timeslice.agent.presence import MEASURE_S
-from timeslice.errors import BackendError, RefusedError, TimeSliceError
+from timeslice.errors import BackendError, RedisUnreachableError, RefusedError, TimeSliceError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
@@ -62,6 +62,8 @@ class NodeRecord:
                 await asyncio.shield(self._beating)
             except RefusedError:
                 raise
+            except RedisUnreachableError as error:  # the driver says so
+                log.debug("node %s: its record could not be written, trying on: %s", self._node, error)
             except (TimeSliceError, OSError) as error:  # such as no descriptor left to read the kernel's figures
                 log.warning("node %s: its record could not be written, trying on: %s", self._node, error)
             await asyncio.sleep(self._ttl_ms / 3000)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-
-import redis
+from typing import Any
 
 from timeslice.agent.executor import Executor
-from timeslice.errors import RedisUnreachableError
-from timeslice.locks.drivers import BLOCK_S, AsyncDriver
-from timeslice.locks.faults import SERVER_ERRORS, is_transient
+from timeslice.errors import RedisUnreachableError, ServerUnsuitableError
+from timeslice.locks.commands import BLOCK_S
+from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
 from timeslice.locks.scripts import text
 from timeslice.models import Command, read_wire
@@ -39,7 +38,7 @@ class CommandReader:
                 await self._create_group()
                 async for _ in self._batches():
                     pause = _FIRST_PAUSE_S
-            except (*SERVER_ERRORS, RedisUnreachableError) as error:
+            except (RedisUnreachableError, ServerUnsuitableError) as error:
                 if not _passes(error):
                     log.error("orders of node %s can't be read, trying on: %s", self._node, error)
             await asyncio.sleep(pause)
@@ -48,10 +47,14 @@ class CommandReader:
     async def _create_group(self) -> None:
         try:
             # From 0, never $: what was ordered before the group was there counts.
-            await self._driver.block(self._stream, ("XGROUP CREATE", self._stream, CONSUMER_GROUP, "0", "MKSTREAM"))
-        except redis.exceptions.ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
+            await self._block("XGROUP CREATE", self._stream, CONSUMER_GROUP, "0", "MKSTREAM")
+        except ServerUnsuitableError as error:
+            if "BUSYGROUP" not in str(error):
                 raise
+
+    async def _block(self, *command: str | int) -> Any:
+        """One command, once: pauses and what is said of them are ours."""
+        return await self._driver.retry(lambda: self._driver.block(self._stream, command), deadline_s=0)
 
     async def _batches(self) -> AsyncIterator[None]:
         """Hands out what is pending, then what is new; yields after each answer of the server."""
@@ -59,7 +62,7 @@ class CommandReader:
         while True:
             block: list[str | int] = ["BLOCK", int(BLOCK_S * 1000)] if after == ">" else []
             read = ("XREADGROUP", "GROUP", CONSUMER_GROUP, self._node, "COUNT", BATCH, *block)
-            reply = await self._driver.block(self._stream, (*read, "STREAMS", self._stream, after))
+            reply = await self._block(*read, "STREAMS", self._stream, after)
             entries = reply[0][1] if reply else []
             for entry_id, fields in entries:
                 await self._hand_out(text(entry_id), fields)
@@ -106,4 +109,4 @@ class CommandReader:
 
 def _passes(error: Exception) -> bool:
     """Whether a fault is part of the server's life: an outage, or a stream that was deleted under us."""
-    return isinstance(error, RedisUnreachableError) or is_transient(error) or str(error).startswith("NOGROUP")
+    return isinstance(error, RedisUnreachableError) or "NOGROUP" in str(error)

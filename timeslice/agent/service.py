@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ from timeslice.errors import TimeSliceError, UsageError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
+from timeslice.locks.outages import unless_stopped
+from timeslice.locks.scripts import CALL_DEADLINE_S
 from timeslice.locks.suitable import verify_async
 from timeslice.names import check_name
 from timeslice.settings import runtime_dir
@@ -40,6 +43,7 @@ log = logging.getLogger("timeslice.agent")
 
 FILES = 1 << 16  # descriptors; often only 1024 may be had unless one asks
 _LEAVE_TRIES = 3
+_GOOD_BYE_S = 1.5  # for each word of an agent that ends: a server that is gone keeps nobody
 STOP_GRACE_S = 30.0  # an order in progress may end; a checkpoint that is cut off loses the process
 
 
@@ -74,12 +78,14 @@ async def run_agent(
 ) -> None:
     """Serve until ``stop`` is set; ``ready`` is called when every group was joined and orders are read.
 
-    Raises UsageError, RefusedError (another agent has this node or folder, or somebody the port),
-    ServerUnsuitableError, RedisUnreachableError (at start only), GroupModeError, BackendError (it can't run here).
+    A server that is away is waited for, also at the start. Raises UsageError, RefusedError (another agent has this node
+    or folder, or somebody the port), ServerUnsuitableError, GroupModeError, BackendError (it can't run here).
     """
     agent = _Agent(options, make_backend)
     async with AsyncExitStack() as stack:
-        await agent.start(stack)
+        if not await unless_stopped(agent.start(stack), stop):
+            await agent.depart()
+            return
         tasks = agent.tasks()
         stopping = asyncio.create_task(stop.wait(), name="stop")
         if ready:
@@ -113,6 +119,7 @@ class _Agent:
         self._scopes: dict[str, Scope] = {}
         self._executors: dict[str, Executor] = {}
         self._hearts: list[Heartbeat] = []
+        self._record: NodeRecord | None = None  # once the node id is ours
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Everything up to the point where orders can be taken: locks, devices, probes, the first heartbeats."""
@@ -121,13 +128,15 @@ class _Agent:
         self._assigned = await assign(options.devices, options.groups, options.emulate)
         stack.push_async_callback(self._driver.close)
         stack.callback(os.close, claim_folder(options.state_dir))
+        self._driver.patience_s = math.inf
         await verify_async(self._driver)
         if options.http_port:
             web = await Web(self._driver, self._keys).start(options.http_host, options.http_port)
             stack.push_async_callback(web.close)
         instance = instance_of(options.state_dir)
-        self._record = NodeRecord(self._driver, self._keys, options.node, instance, options.ttl_s)
-        await self._record.claim()
+        record = NodeRecord(self._driver, self._keys, options.node, instance, options.ttl_s)
+        await record.claim()
+        self._record = record
         for name in dict.fromkeys(options.groups):
             scope = await self._equip(name)
             scope.faults = await scope.backends.health()
@@ -141,12 +150,14 @@ class _Agent:
             "emulated": json.dumps(dict(options.emulate)),
             "accelerators": json.dumps(self._assigned),
         }
-        await self._record.beat(self._scopes, self._host, self._facts)  # the indexes come before first use
+        await record.beat(self._scopes, self._host, self._facts)  # the indexes come before first use
+        self._driver.patience_s = CALL_DEADLINE_S
         for heart in self._hearts:
             await heart.join()
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """What runs until the agent stops; each has a name."""
+        assert self._record
         reader = CommandReader(self._driver, self._keys, self._options.node, self._executors)
         self._reader = asyncio.create_task(reader.run(), name="orders")
         return [
@@ -159,6 +170,8 @@ class _Agent:
     async def drain(self) -> None:
         """Take no more orders, and let what is being moved arrive. Nobody else has the turn from then on."""
         self._reader.cancel()
+        for executor in self._executors.values():
+            executor.leaving = True
         waits = [asyncio.create_task(executor.turn.acquire()) for executor in self._executors.values()]
         _, late = await asyncio.wait(waits, timeout=STOP_GRACE_S)
         for wait in late:
@@ -168,12 +181,16 @@ class _Agent:
                       len(late), STOP_GRACE_S)  # fmt: skip
 
     async def depart(self) -> None:
-        """Let the node id go, and with ``leave`` the groups."""
-        left = [self._options.leave]
+        """Let the node id go, and with ``leave`` the groups, as far as the start came."""
+        self._driver.patience_s = _GOOD_BYE_S
+        left = [self._options.leave, *(heart.joined for heart in self._hearts)]
+        left.append(len(self._hearts) == len(set(self._options.groups)))
         if self._options.leave:
-            left += await asyncio.gather(*map(self._leave, self._hearts, self._scopes.values()))
+            joined = [each for each in zip(self._hearts, self._scopes.values(), strict=True) if each[0].joined]
+            left += await asyncio.gather(*(self._leave(heart, scope) for heart, scope in joined))
         try:
-            await self._record.release(left=all(left))
+            if self._record:
+                await self._record.release(left=all(left))
         except TimeSliceError as error:
             log.warning("node %s: could not let its id go: %s", self._options.node, error)
 

@@ -21,7 +21,6 @@ from timeslice.client.sync import Client
 from timeslice.client.terms import find_leave
 from timeslice.errors import RedisUnreachableError, TimeSliceError
 from timeslice.models import Leave, Mode
-from timeslice.settings import Settings
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 _COMMAND = "timeslice.command"
@@ -203,8 +202,6 @@ def hold(
         note(f"error: {command[0]}: {problem}; nothing was run and nothing is held")
         ctx.exit(code)
     session: Session = ctx.obj
-    if not Settings().disable:
-        session.driver  # noqa: B018 - says within a second if nobody answers
     child = _Child()
 
     def on_lost(lost: BaseLease) -> None:

@@ -165,6 +165,7 @@ def _watch(stack: LocalStack, prefix: str, stop: threading.Event) -> None:
 
 def _line(session: Session, stack: LocalStack, describe: Callable[[GroupView], str]) -> str:
     try:
+        session.driver.patience_s = _LOOK_S  # the next look comes soon, and sees if the server has ended
         views = session.views(stack.groups)
     except TimeSliceError as error:
         return f"no answer from the server: {error}"

@@ -17,7 +17,7 @@ from timeslice.client.steps import run_async
 from timeslice.client.terms import HoldOptions, OnLost, Terms, check_timeout, find_leave
 from timeslice.errors import UsageError
 from timeslice.locks.drivers import AsyncDriver
-from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
+from timeslice.locks.scripts import Call, Yielded
 from timeslice.locks.view import GroupView
 from timeslice.models import Mode
 
@@ -126,7 +126,7 @@ class AsyncClient(BaseClient[AsyncLease, AsyncDriver]):
     ) -> None:
         await self.close()
 
-    async def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
+    async def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float) -> Any:
         return await self.driver.pipe(commands, deadline_s=deadline_s)
 
     def _taker(self) -> object:

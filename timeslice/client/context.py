@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from timeslice.client.steps import Steps
@@ -20,16 +21,44 @@ if TYPE_CHECKING:
 Key = tuple[str, str, str]  # url, prefix, group
 
 
+def here() -> object:
+    """The task that runs now, else the thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task or threading.current_thread()
+
+
+@dataclass(eq=False)
+class Entered:
+    """One entry into a hold, by a `with` or a call, until it is left. What it is about to share stands here before it
+    does, so that an interrupt at any time finds what is to be left."""
+
+    client: BaseClient[Any, Any]
+    by: object = field(default_factory=here)  # thread or task
+    holdings: list[Holding] = field(default_factory=list)  # in the order taken
+    joined: list[Holding] = field(default_factory=list)  # those of a hold around this one
+
+    def is_current(self) -> bool:
+        return all(current(holding.key) is holding for holding in self.holdings)
+
+    def settle(self) -> None:
+        """Leave all, however far the leaving came before it was interrupted. Sends nothing itself."""
+        for holding in reversed(self.holdings):
+            settle(holding, self)
+
+
 class Holding:
-    """A group that the current context holds, and who is inside: the threads or tasks of the nested holds that share
-    it, outermost first. The last one out yields."""
+    """A group that the current context holds, and who is inside: the entries of the nested holds that share it,
+    outermost first. The last one out yields."""
 
     __slots__ = ("inside", "key", "lease", "outer")
 
-    def __init__(self, key: Key, lease: BaseLease) -> None:
+    def __init__(self, key: Key, lease: BaseLease, entered: Entered) -> None:
         self.key = key
         self.lease = lease
-        self.inside: list[object] = [here()]
+        self.inside = [entered]
         self.outer: Holding | None = None  # one that is not over, such as one at a yield point
         lease.holding = self
 
@@ -37,7 +66,7 @@ class Holding:
     def count(self) -> int:
         return len(self.inside)
 
-    def join(self, job: str, gang: Gang | None) -> bool:
+    def join(self, job: str, gang: Gang | None, entered: Entered) -> bool:
         """Share this holding. False if it is over; raises if that would wait for itself, let the other ranks of a gang
         wait for this one, or run without the lease."""
         if self.lease.inherited:
@@ -63,8 +92,14 @@ class Holding:
                 )
             if self.lease.state == "lost":
                 self.lease.ensure_held()
-            self.inside.append(here())
+            self.inside.append(entered)
             return True
+
+    def without(self, entered: Entered) -> bool:
+        """Take an entry out, if it is in. Whether nobody is left."""
+        with _counting:
+            self.inside = [each for each in self.inside if each is not entered]
+            return not self.inside
 
 
 def _told(gang: Gang | None) -> str:
@@ -86,15 +121,6 @@ def _start_clean() -> None:
 os.register_at_fork(after_in_child=_start_clean)
 
 
-def here() -> object:
-    """The task that runs now, else the thread."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
-    return task or threading.current_thread()
-
-
 def enter_point(lease: BaseLease) -> bool:
     """Mark the lease as being at a yield point, so that nobody joins it. False if some other thread or task is in a
     nested hold of its own: only it knows whether it computes. LeaseUncertainError if one is at a point already."""
@@ -103,7 +129,7 @@ def enter_point(lease: BaseLease) -> bool:
         if lease.at_point:
             lease.ensure_held()
         nested = lease.holding.inside[1:] if lease.holding else []
-        if any(each is not own for each in nested):
+        if any(each.by is not own for each in nested):
             return False
         lease.at_point = True
         return True
@@ -136,18 +162,23 @@ def put(holding: Holding) -> None:
     _held.set({**known, holding.key: holding})
 
 
-def release(holding: Holding, client: BaseClient[Any, Any], by: object) -> Steps[None]:
-    """End what ``by``, a thread or task, has of a holding; the last one out yields, through the client it came with:
-    a thread may have joined what a task took."""
-    if holding.lease.inherited:
-        return
-    with _counting:
-        entry = next(i for i in reversed(range(holding.count)) if holding.inside[i] is by)
-        del holding.inside[entry]
-        if holding.count:
-            return
+def release(holding: Holding, entered: Entered) -> Steps[None]:
+    """End what an entry has of a holding; the last one out yields, through the client it came with: a thread may have
+    joined what a task took."""
+    if not holding.lease.inherited and holding.without(entered):
+        _forget(holding)
+        yield from entered.client._yield(holding.lease)  # noqa: SLF001
+
+
+def settle(holding: Holding, entered: Entered) -> None:
+    """As ``release``, where nobody knows how far that came before an interrupt. Sends nothing itself."""
+    if not holding.lease.inherited and holding.without(entered):
+        _forget(holding)
+        entered.client.abandon(holding.lease)
+
+
+def _forget(holding: Holding) -> None:
     known = _held.get()
     if known.get(holding.key) is holding:
         rest = {key: held for key, held in known.items() if held is not holding}
         _held.set({**rest, holding.key: holding.outer} if holding.outer else rest)
-    yield from client._yield(holding.lease)  # noqa: SLF001

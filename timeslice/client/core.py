@@ -41,11 +41,12 @@ from timeslice.locks.cycles import Held
 from timeslice.locks.drivers import AsyncDriver, SyncDriver
 from timeslice.locks.flows import Grant
 from timeslice.locks.keys import GroupKeys, Keys
+from timeslice.locks.loader import load_all
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Party, Queued, Request, Yielded
 from timeslice.locks.view import GroupView, look
 from timeslice.locks.waits import notice
 from timeslice.names import check_name
-from timeslice.settings import Settings, default_job, default_node, find_url, shared_job
+from timeslice.settings import Settings, check_patience, default_job, default_node, find_url, shared_job
 
 log = logging.getLogger("timeslice")
 
@@ -85,8 +86,18 @@ class BaseClient(Generic[LeaseT, DriverT]):
     tell: Callable[[int, str], None] = log.log  # level and words, for whoever looks why nothing goes on
     registers = True  # this process is the job's own, so its node's agent is told of it
 
-    def __init__(self, url: str | None = None, job: str | None = None, prefix: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        job: str | None = None,
+        prefix: str | None = None,
+        *,
+        patience: float | None = None,
+    ) -> None:
         settings = Settings()
+        if check_patience(patience) is None:
+            patience = settings.patience
+        self.patience = CALL_DEADLINE_S if patience is None else patience
         self.disabled = settings.disable
         self.url = "" if self.disabled else find_url(url)
         self.job = check_name("job", job) if job else default_job()
@@ -101,7 +112,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     # what the two faces differ in
 
-    def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
+    def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float) -> Any:
         """Plain commands in one round trip; a list of replies."""
         raise NotImplementedError
 
@@ -123,8 +134,14 @@ class BaseClient(Generic[LeaseT, DriverT]):
         if self._driver is None:
             if self.disabled:
                 raise UsageError("TIMESLICE_DISABLE=1 is set: there is no server to ask. Unset it.")
-            self._driver = self._driver_type(self.url)
+            load_all()  # a body may use up all descriptors, and its end must not need another one
+            self._driver = self._driver_type(self.url, patience_s=self.patience)
         return self._driver
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has talked to the server."""
+        return self._driver is not None
 
     @property
     def renewer(self) -> Renewer:
@@ -171,10 +188,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
             return self._pretend(keys, request, terms)
         check_leave(group, request.job, terms.leave)
         lease: BaseLease | None = None
+        until = math.inf if timeout is None else time.monotonic() + timeout
         try:
             if terms.lock_only and group not in self._indexed:
-                patience = CALL_DEADLINE_S if timeout is None else min(CALL_DEADLINE_S, max(timeout, 1.0))
-                yield self._pipe([("SADD", self.keys.groups, group)], patience)
+                yield self._pipe([("SADD", self.keys.groups, group)], _left(until))
                 self._indexed.add(group)
             limit = timeout if limit is None else limit
             grant, waited = yield from self._wait(keys, request, timeout, limit, hold=not in_body)
@@ -188,7 +205,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
             if grant.mode == "served" and self.registers:
                 self.renewer.remember(keys, request.job, self.host, self.floors)
                 if ask_to_leave(self.url, keys, request.job, terms.leave) or not grant.registered:
-                    yield from self._register(keys, request.job)
+                    yield from self._register(keys, request.job, until)
                     told_to_leave(self.url, keys, request.job, terms.leave)
             return lease  # type: ignore[return-value]
         except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GangEndedError, GroupModeError):
@@ -222,6 +239,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
     ) -> Steps[tuple[Grant, bool]]:
         """The grant, and whether it was waited for."""
         started = time.monotonic()
+        until = math.inf if timeout is None else started + timeout
         tell_at = started + _TELL_FIRST_S
         waited = False
         registered_at = -math.inf
@@ -242,7 +260,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 raise _Untold
 
         while True:
-            left = None if timeout is None else max(round(timeout - (time.monotonic() - started), 3), 0.0)
+            left = None if timeout is None else max(round(until - time.monotonic(), 3), 0.0)
             floor = self.floors.get(keys.name, 0)
             try:
                 grant: Grant = yield self.driver.drive(
@@ -258,11 +276,11 @@ class BaseClient(Generic[LeaseT, DriverT]):
                     )
                 )
             except _Unregistered:
-                yield from self._register(keys, request.job)
+                yield from self._register(keys, request.job, until)
                 registered_at = time.monotonic()
             except _Unserved:
                 checked = True
-                yield from self._check_known(keys.name)
+                yield from self._check_known(keys.name, until)
             except _WaitsForItself as found:
                 (error,) = found.args
                 yield from self._withdraw(keys, request, error)
@@ -296,16 +314,16 @@ class BaseClient(Generic[LeaseT, DriverT]):
             if lease.stands_beside(self.url, keys)
         ]
 
-    def _register(self, keys: GroupKeys, job: str) -> Steps[None]:
+    def _register(self, keys: GroupKeys, job: str, until: float) -> Steps[None]:
         for call in registrations(keys, job, self.host, self.floors.get(keys.name, 0)):
-            yield self.driver.run(call)
+            yield self.driver.run(call, deadline_s=_left(until))
 
-    def _check_known(self, group: str) -> Steps[None]:
+    def _check_known(self, group: str, until: float) -> Steps[None]:
         """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""
-        served = yield from served_groups(self._pipe, self.keys)
+        served = yield from served_groups(lambda commands: self._pipe(commands, _left(until)), self.keys)
         if served and group not in served:
             raise unknown(group, served, f"; for a lock without devices use {self.lock_only_words}")
-        yield self._pipe([("SADD", self.keys.groups, group)])
+        yield self._pipe([("SADD", self.keys.groups, group)], _left(until))
         if not served:
             _say_once(
                 f"no agent serves group {group}: waiting for one. Start it with `timeslice agent --group {group}`, or "
@@ -331,8 +349,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
     def _yield(self, lease: BaseLease) -> Steps[Yielded | None]:
         if self.disabled or not lease.begin_yield():
             return None
-        self.renewer.drop(lease)
         try:
+            self.renewer.drop(lease)
             reply: Any = yield self._finish(lease.yield_call(), max(lease.expires_at - time.monotonic(), 0.0))
         except Exception as error:
             log.warning("%s is not answered; it is tried on in the background: %s", lease.yield_name, error)
@@ -346,13 +364,13 @@ class BaseClient(Generic[LeaseT, DriverT]):
 
     def abandon(self, lease: BaseLease) -> None:
         """See to a lease whose holder was interrupted before it could yield: nobody else will."""
-        if not self.disabled and lease.begin_yield():
+        if not self.disabled and (lease.begin_yield() or lease.state == "yielding"):
             self.renewer.drop(lease)
             lease.yield_later()
 
-    def orders(self, groups: Sequence[str]) -> Any:
+    def orders(self, groups: Sequence[str], until: float) -> Any:
         """The configured order of each group, as bytes or None."""
-        return self._pipe([("HGET", self.group_keys(group).config, "order") for group in groups])
+        return self._pipe([("HGET", self.group_keys(group).config, "order") for group in groups], _left(until))
 
     def _close(self) -> Steps[None]:
         for lease in self.renewer.of(self) if self._driver else []:
@@ -361,6 +379,11 @@ class BaseClient(Generic[LeaseT, DriverT]):
         self._driver = None
         if driver:
             yield driver.close()
+
+
+def _left(until: float) -> float:
+    """For a call on the way into a hold. Also who won't wait for the group waits a second for an answer."""
+    return max(until - time.monotonic(), 1.0)
 
 
 _clients: weakref.WeakSet[BaseClient[Any, Any]] = weakref.WeakSet()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Unpack, overload
 
 from timeslice.client.aio import AsyncClient
@@ -25,6 +28,7 @@ _VARIABLES = (
     "TIMESLICE_NODE",
     "TIMESLICE_DISABLE",
     "TIMESLICE_RUNTIME_DIR",
+    "TIMESLICE_PATIENCE",
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "SLURM_STEPID",
@@ -32,9 +36,30 @@ _VARIABLES = (
 )
 Place = tuple[Any, ...]
 
-_clients: dict[Place, Client] = {}
-_loop_clients: dict[tuple[int, Place], AsyncClient] = {}
-_guards: dict[tuple[int, Place], AsyncGenerator[None, None]] = {}
+# Of a process that changes its job or server now and then the last clients are kept; one that is still in use lives on.
+_KEPT = 8
+
+
+@dataclass
+class _Loop:
+    """The clients of one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    clients: OrderedDict[Place, AsyncClient] = field(default_factory=OrderedDict)
+    guard: AsyncGenerator[None, None] | None = None
+
+
+_clients: OrderedDict[Place, Client] = OrderedDict()
+_loops: dict[int, _Loop] = {}
+_making = threading.Lock()
+
+
+def _start_clean() -> None:
+    global _making  # noqa: PLW0603 - a forked child can't trust the lock it inherited
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_start_clean)
 
 
 @overload
@@ -112,28 +137,50 @@ def default_client(url: str | None = None) -> Client:
     place = _place(url)
     client = _clients.get(place)
     if client is None:
-        client = _clients.setdefault(place, Client(url))
+        with _making:
+            client = _clients.setdefault(place, Client(url))
+            while len(_clients) > _KEPT:
+                _, old = _clients.popitem(last=False)
+                if old.is_connected:
+                    old.driver.drop_idle()
+    elif len(_clients) == _KEPT:
+        with _making:
+            if place in _clients:
+                _clients.move_to_end(place)
     return client
 
 
 async def default_async_client(url: str | None = None) -> AsyncClient:
     """This event loop's client; it is closed when the loop shuts down its asynchronous generators."""
-    loop = asyncio.get_running_loop()
-    place = (id(loop), _place(url))
-    client = _loop_clients.get(place)
+    loop, place = asyncio.get_running_loop(), _place(url)
+    found = _loops.get(id(loop))
+    if found is None or found.loop is not loop:
+        with _making:
+            for each in [number for number, known in _loops.items() if known.loop.is_closed()]:
+                del _loops[each]  # closed without that: its clients can't be used, and can't be closed any more
+            found = _loops[id(loop)] = _Loop(loop)
+    if found.guard is None:
+        found.guard = _close_with_the_loop(found)
+        await anext(found.guard)
+    client = found.clients.get(place)
     if client is None:
-        client = _loop_clients[place] = AsyncClient(url)
-        _guards[place] = _close_with_the_loop(place, client)
-        await anext(_guards[place])
+        client = found.clients[place] = AsyncClient(url)
+        while len(found.clients) > _KEPT:
+            _, old = found.clients.popitem(last=False)
+            if old.is_connected:
+                await old.driver.drop_idle()
+    found.clients.move_to_end(place)
     return client
 
 
-async def _close_with_the_loop(place: tuple[int, Place], client: AsyncClient) -> AsyncGenerator[None, None]:
+async def _close_with_the_loop(known: _Loop) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        del _loop_clients[place], _guards[place]
-        await client.close()
+        if _loops.get(id(known.loop)) is known:
+            del _loops[id(known.loop)]
+        for client in known.clients.values():
+            await client.close()
 
 
 def _place(url: str | None) -> Place:

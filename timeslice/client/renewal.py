@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from timeslice.addresses import redact_url
 from timeslice.client.identity import registration, this_target
 from timeslice.errors import RedisUnreachableError, TimeSliceError
 from timeslice.locks.connection import REPLY_TIMEOUT_S
 from timeslice.locks.drivers import SyncDriver
-from timeslice.locks.flows import PATIENCE_S
 from timeslice.locks.keys import GroupKeys
 from timeslice.locks.scripts import Call
 
@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("timeslice")
 
+ERRAND_S = 600.0  # what was not answered for so long is given up: by then its lease is over
 REGISTER_S = 10.0  # a third of the time in which nobody is granted after data loss
 _RETRY_S = 0.5
 _NEWS_MOST = 256  # that are not told yet
@@ -71,17 +72,20 @@ class Renewer:
         self._news: deque[tuple[Call[Any], str]] = deque(maxlen=_NEWS_MOST)
         self._news_at = -math.inf  # not before
         self._held: OrderedDict[tuple[str, str, str], GroupKeys] = OrderedDict()
-        self._wake = threading.Condition()
+        # Always taken by its own name: a handler that raises inside the condition would leave it locked, and the
+        # thread would never renew again.
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
         self._wake_at = -math.inf  # -inf: awake, and looks before it sleeps
         self._used = False  # since the last time there was nothing to do
-        self._thread: threading.Thread | None = None
+        self._running = False  # the thread; set by itself, so that a start that failed or was interrupted is none
         # No attempt may take so long that a lease runs out unseen behind it.
         self._reply_s = REPLY_TIMEOUT_S
         self._driver: SyncDriver | None = None
         self._driver_reply_s = 0.0
 
     def add(self, lease: BaseLease) -> None:
-        with self._wake:
+        with self._lock:
             self._leases[lease.key] = lease
             self._used = True
             self._note_held(lease)
@@ -102,14 +106,14 @@ class Renewer:
 
     def held_for(self, prefix: str, job: str) -> list[GroupKeys]:
         """The groups that this process has held for a job."""
-        with self._wake:
+        with self._lock:
             return [keys for place, keys in self._held.items() if place[:2] == (prefix, job)]
 
     def remember(self, keys: GroupKeys, job: str, host: str, floors: dict[str, int]) -> None:
         """Repeat this process's registration for as long as it lives."""
         key = (keys.prefix, keys.name, job)
         if key not in self._registrations:
-            with self._wake:
+            with self._lock:
                 at = time.monotonic() + REGISTER_S
                 self._registrations[key] = _Registration(keys, job, host, floors, at)
                 self._rouse(at)
@@ -121,40 +125,54 @@ class Renewer:
     def later(self, call: Call[T], what: str, then: Callable[[T], None] | None = None) -> None:
         """Send a call until it is answered, in the background. Every call may be repeated, so this can't harm."""
         now = time.monotonic()
-        with self._wake:
-            self._errands.append(_Errand(call, what, then, now, now + PATIENCE_S))
-            self._rouse(now)
+        with self._lock:
+            self._errands.append(_Errand(call, what, then, now, now + ERRAND_S))
+            self._try_rouse(now)
 
     def tell(self, call: Call[Any], what: str) -> None:
         """Send a call that is only news, after those that were given before. Of too many that the server does not
         answer the oldest are dropped."""
-        with self._wake:
+        with self._lock:
             self._news.append((call, what))
-            self._rouse(self._news_at)
+            self._try_rouse(self._news_at)
 
     def flush(self, within_s: float) -> None:
         """Wait until all news are told, or the time is up."""
-        with self._wake:
+        with self._lock:
             self._wake.wait_for(lambda: not self._news, within_s)
 
     def _rouse(self, at: float) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="timeslice-renewal", daemon=True)
-            self._thread.start()
+        """RuntimeError if the thread is not there and can't be started: then no lease may be held."""
+        if not self._running:
+            threading.Thread(target=self._run, name="timeslice-renewal", daemon=True).start()
         elif at < self._wake_at:
             self._wake.notify_all()
 
+    def _try_rouse(self, at: float) -> None:
+        """For what can wait until there is room for a thread: the next hold brings it, or fails itself."""
+        try:
+            self._rouse(at)
+        except RuntimeError as error:
+            log.warning("what is told behind at %s waits for a thread: %s", redact_url(self._url), error)
+
     def _run(self) -> None:
-        while True:
-            try:
-                self._turn()
-            except Exception:
-                log.exception("renewal of leases at %s failed; going on", self._url)
-                time.sleep(_RETRY_S)
+        with self._lock:
+            if self._running:  # started twice, before this one came to run
+                return
+            self._running = True
+        try:
+            while True:
+                try:
+                    self._turn()
+                except Exception:
+                    log.exception("renewal of leases at %s failed; going on", redact_url(self._url))
+                    time.sleep(_RETRY_S)
+        finally:
+            self._running = False
 
     def _turn(self) -> None:
         """Sleep until something is due, or do what is due."""
-        with self._wake:
+        with self._lock:
             now = time.monotonic()
             leases, errands = list(self._leases.items()), list(self._errands)
             registrations = list(self._registrations.values())
@@ -196,7 +214,7 @@ class Renewer:
                 lease.note_renewal(self._connection().run(call, deadline_s=0), sent, key[0])
                 return True
             except TimeSliceError as error:
-                log.info("group %s: renewal for job %s: %s", lease.group, lease.job, error)
+                log.debug("group %s: renewal for job %s: %s", lease.group, lease.job, error)  # the driver says so
         lease.renew_at = time.monotonic() + min(_RETRY_S, lease.lease_s / 10)
         if lease.lock_only:
             lease.renew_at = min(lease.renew_at, max(lease.expires_at, sent))
@@ -236,7 +254,7 @@ class Renewer:
         if not send:
             self._news_at = time.monotonic() + _RETRY_S
             return
-        with self._wake:
+        with self._lock:
             if self._news and self._news[0] is first:  # else it was dropped meanwhile
                 self._news.popleft()
             self._wake.notify_all()

@@ -15,7 +15,7 @@ from timeslice.client.lease import Lease
 from timeslice.client.steps import run
 from timeslice.client.terms import HoldOptions, OnLost, Terms, check_timeout, find_leave
 from timeslice.locks.drivers import SyncDriver
-from timeslice.locks.scripts import CALL_DEADLINE_S, Call, Yielded
+from timeslice.locks.scripts import Call, Yielded
 from timeslice.locks.view import GroupView
 from timeslice.models import Mode
 
@@ -24,7 +24,10 @@ class Client(BaseClient[Lease, SyncDriver]):
     """Takes groups for a job. Threads may share one; after a fork, the child's starts clean.
 
     ``url`` defaults to ``TIMESLICE_URL`` or the server of ``timeslice up``, ``job`` to ``TIMESLICE_JOB`` or a name
-    made of node and process id, ``prefix`` to ``TIMESLICE_PREFIX`` or ``ts``.
+    made of node and process id, ``prefix`` to ``TIMESLICE_PREFIX`` or ``ts``. ``patience``: how many seconds a
+    call that is no wait, such as ``status``, asks on while the server does not answer; by default
+    ``TIMESLICE_PATIENCE`` or 10. A wait for a group waits for the server, too, as long as its ``timeout`` allows, and
+    says so on the log.
     """
 
     _lease_type = Lease
@@ -118,7 +121,7 @@ class Client(BaseClient[Lease, SyncDriver]):
     ) -> None:
         self.close()
 
-    def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float = CALL_DEADLINE_S) -> Any:
+    def _pipe(self, commands: Sequence[tuple[str, ...]], deadline_s: float) -> Any:
         return self.driver.pipe(commands, deadline_s=deadline_s)
 
     def _taker(self) -> object:

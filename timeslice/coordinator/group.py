@@ -59,8 +59,8 @@ class GroupActor:
             except StaleCommandError as error:  # also when a waiter took back a swap that was not planned yet
                 self.floor = max(self.floor, error.token or 0)
                 log.debug("%s", error)
-            except RedisUnreachableError as error:
-                log.info("group %s: %s", self.name, error)
+            except RedisUnreachableError as error:  # the driver says so
+                log.debug("group %s: %s", self.name, error)
             self._about = (0, 0)  # what was sent may be lost, so it is sent again: the same id gets the same answer
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import time
@@ -15,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from timeslice import metrics
-from timeslice.addresses import redact_url
 from timeslice.coordinator.group import GroupActor
 from timeslice.errors import RedisUnreachableError, RefusedError, ServerUnsuitableError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import AsyncDriver
 from timeslice.locks.keys import Keys
+from timeslice.locks.outages import unless_stopped
+from timeslice.locks.scripts import CALL_DEADLINE_S
 from timeslice.locks.suitable import verify_async
 from timeslice.names import MAX_LENGTH, check_name, is_name, sanitise_name
 from timeslice.settings import default_node
@@ -57,17 +59,14 @@ async def run_coordinator(
 ) -> None:
     """Run until ``stop`` is set; then let the groups go. ``ready`` is called after the first look for groups.
 
-    Raises, at start only, RedisUnreachableError, ServerUnsuitableError, InvalidNameError, and RefusedError when
-    another coordinator of this name runs, or somebody has the port.
+    A server that is away is waited for, also at the start. Raises, at start only, ServerUnsuitableError,
+    InvalidNameError, and RefusedError when another coordinator of this name runs, or somebody has the port.
     """
     check_name("coordinator", options.name)
     coordinator = Coordinator(options)
     try:
-        await verify_async(coordinator.driver)
-        if options.http_port:
-            await coordinator.web.start(options.http_host, options.http_port)
-        await coordinator.sign_on()
-        await coordinator.scan()
+        if not await unless_stopped(coordinator.start(), stop):
+            return
         if ready:
             ready()
         await coordinator.serve(stop)
@@ -102,6 +101,16 @@ class Coordinator:
     def owned(self) -> tuple[str, ...]:
         return tuple(sorted(self._actors))
 
+    async def start(self) -> None:
+        """Everything up to the first look for groups."""
+        self.driver.patience_s = math.inf
+        await verify_async(self.driver)
+        if self.options.http_port:
+            await self.web.start(self.options.http_host, self.options.http_port)
+        await self.sign_on()
+        await self.scan()
+        self.driver.patience_s = CALL_DEADLINE_S
+
     async def serve(self, stop: asyncio.Event) -> None:
         """Look for groups every second until ``stop`` is set."""
         scanning = asyncio.create_task(self._scan_for_ever(), name="timeslice-coordinator-scan")
@@ -112,18 +121,12 @@ class Coordinator:
             await asyncio.wait([scanning])
 
     async def _scan_for_ever(self) -> None:
-        away = False
         while True:
             await asyncio.sleep(min(SCAN_S, self.options.lease_ms / 3000))
             try:
                 await self.scan()
-                if away:
-                    log.info("Redis at %s answers again", redact_url(self.options.url))
-                away = False
-            except RedisUnreachableError as error:
-                if not away:
-                    log.warning("%s Going on as soon as it answers.", error)
-                away = True
+            except RedisUnreachableError as error:  # the driver says so
+                log.debug("groups were not looked for: %s", error)
             except Exception:
                 log.exception("looking for groups failed; trying again")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ from timeslice.gateway.proto.snapshot_agent_pb2_grpc import add_SnapshotAgentSer
 from timeslice.gateway.proto.timeslice_orchestrator_pb2_grpc import add_TimeSliceOrchestratorServiceServicer_to_server
 from timeslice.gateway.snapshots import SnapshotAgentService
 from timeslice.locks.loader import load_all
+from timeslice.locks.outages import unless_stopped
 from timeslice.names import check_name
 
 log = logging.getLogger("timeslice.gateway")
@@ -69,7 +71,8 @@ async def run_gateway(
 ) -> None:
     """Answer until ``stop`` is set. ``ready`` is given the port. Waits then end, leases are left to their terms.
 
-    Raises, at start only, UsageError for an address or a certificate that can't be used, and RedisUnreachableError.
+    A server that is away is waited for, also at the start. Raises, at start only, UsageError for an address or a
+    certificate that can't be used.
     """
     load_all()  # with all files open that it may have, leases must still be renewed
     client = GatewayClient(options.url, options.prefix, options.node)
@@ -84,7 +87,10 @@ async def run_gateway(
         stack.push_async_callback(leases.stop)
         stack.push_async_callback(snapshots.close)
         port = _listen(server, options)
-        await leases.resume()
+        client.driver.patience_s = math.inf
+        if not await unless_stopped(leases.resume(), stop):
+            return
+        client.driver.patience_s = client.patience
         await server.start()
         watching = asyncio.create_task(leases.watch(), name="watch over leases")
         stack.callback(watching.cancel)

@@ -7,6 +7,7 @@ project uses them: plain commands with their keys, one at a time. Pipelines are 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from typing import Any
 
@@ -42,13 +43,20 @@ def connect(url: str, *, block_s: float = 0.0, reply_s: float = REPLY_TIMEOUT_S)
     options = _options(address, block_s, reply_s)
     match address.kind:
         case "standalone":
-            return redis.Redis(**_place(address), **_greeting(address), retry=Retry(NoBackoff(), 0), **options)
+            client = redis.Redis(**_place(address), **_greeting(address), retry=Retry(NoBackoff(), 0), **options)
         case "sentinel":
-            return _behind_sentinels(address, options)
+            client = _behind_sentinels(address, options)
+        case "cluster":
+            return _cluster(address, options)
+    pool = client.connection_pool
+    pool.connection_class = _interruptible(pool.connection_class)
+    return client
+
+
+def _cluster(address: Address, options: dict[str, Any]) -> redis.Redis:
     nodes = [redis.cluster.ClusterNode(*host) for host in address.hosts]  # type: ignore[no-untyped-call]
     options.pop("db", None)
-    if address.tls:
-        options["redis_connect_func"] = _greet
+    options["redis_connect_func"] = _greet_a_node if address.tls else _adopt
     cluster: Any = redis.cluster.RedisCluster(
         startup_nodes=nodes, retry=Retry(NoBackoff(), 0), require_full_coverage=False, **options
     )
@@ -112,8 +120,6 @@ def _behind_sentinels(address: Address, options: dict[str, Any]) -> redis.Redis:
     sentinels: Any = Sentinels(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     retry = Retry(NoBackoff(), 0)
     client: redis.Redis = sentinels.master_for(address.master, retry=retry, **_greeting(address), **options)
-    pool = client.connection_pool
-    pool.connection_class = type("Connection", (_Disconnecting, pool.connection_class), {})
     return client
 
 
@@ -125,6 +131,19 @@ def _greeting(address: Address) -> dict[str, Any]:
 
 def _connect_and_greet(connection: Any) -> None:
     connection.on_connect()
+    _greet(connection)
+
+
+def _adopt(connection: Any) -> None:
+    """Make a cluster's connection one of ours: redis-py's client for clusters takes no class from us."""
+    kind: Any = type(connection)
+    if not issubclass(kind, _Interruptible):
+        connection.__class__ = _interruptible(kind)
+        connection._command_packer = _TextPacker(connection._command_packer)  # noqa: SLF001
+
+
+def _greet_a_node(connection: Any) -> None:
+    _adopt(connection)
     _greet(connection)
 
 
@@ -195,13 +214,70 @@ def _sentinel_options(address: Address, options: dict[str, Any]) -> dict[str, An
     }
 
 
-class _Disconnecting:
-    """Closes after an interrupted read, as all of redis-py's connections do but those behind sentinels: the answer that
-    is still under way would be read by the next one as its own."""
+class _TextPacker:
+    """Packs a command of which every argument is text. hiredis writes numbers by calling Python, which runs signal
+    handlers: one that raises there ends the process by a segmentation fault."""
+
+    def __init__(self, packer: Any) -> None:
+        self._packer = packer
+
+    def pack(self, *args: Any) -> Any:
+        return self._packer.pack(*[str(arg) if type(arg) in _NUMBERS else arg for arg in args])
+
+
+_NUMBERS = (int, float)
+
+
+class _Interruptible:
+    """May be interrupted at any instruction, by a signal's handler that raises. One that was left half-made is made
+    anew, and so is one with an answer under way, which the next command would read as its own."""
+
+    _sock: Any
+    _made = True
+    _owed = False
+
+    def _construct_command_packer(self, packer: Any) -> Any:
+        return _TextPacker(super()._construct_command_packer(packer))  # type: ignore[misc]
+
+    def connect(self) -> None:
+        self._begin_anew()
+        super().connect()  # type: ignore[misc]
+
+    def _begin_anew(self) -> None:
+        if not self._made or self._owed:
+            self.disconnect()
+
+    def connect_check_health(self, *args: Any, **options: Any) -> None:
+        self._begin_anew()
+        self._made = False
+        super().connect_check_health(*args, **options)  # type: ignore[misc]
+        self._made = True
+
+    def disconnect(self, *args: Any, **options: Any) -> None:
+        super().disconnect(*args, **options)  # type: ignore[misc]
+        self._owed = False
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self._sock:
+            self.connect_check_health(check_health=False)
+        self._owed = True
+        super().send_packed_command(command, check_health)  # type: ignore[misc]
 
     def read_response(self, disable_decoding: bool = False, **options: Any) -> Any:
+        # As all of redis-py's connections do but those behind sentinels: close when the reading is interrupted.
         options["disconnect_on_error"] = True
-        return super().read_response(disable_decoding, **options)  # type: ignore[misc]
+        try:
+            answer = super().read_response(disable_decoding, **options)  # type: ignore[misc]
+        except redis.exceptions.ResponseError:
+            self._owed = False
+            raise
+        self._owed = False
+        return answer
+
+
+@functools.cache
+def _interruptible(connection_class: Any) -> Any:
+    return type("Connection", (_Interruptible, connection_class), {})
 
 
 class _Cancellable:

@@ -18,51 +18,21 @@ import redis
 import redis.asyncio
 
 from timeslice.addresses import parse_url
-from timeslice.errors import RedisUnreachableError
+from timeslice.errors import ServerUnsuitableError
+from timeslice.locks.commands import BLOCK_S, Command, entries_of, first_error, read_command, script_command
 from timeslice.locks.connection import REPLY_TIMEOUT_S, connect, connect_async, disconnect, disconnect_async
-from timeslice.locks.faults import SERVER_ERRORS, explain, is_transient, speaks_otherwise, speaks_otherwise_async
+from timeslice.locks.faults import SERVER_ERRORS, speaks_otherwise, speaks_otherwise_async
 from timeslice.locks.flows import Entries, Op, Wait
 from timeslice.locks.keys import GroupKeys
-from timeslice.locks.scripts import CALL_DEADLINE_S, Call, text
+from timeslice.locks.outages import Tries, contact_of
+from timeslice.locks.scripts import CALL_DEADLINE_S, Call
 from timeslice.locks.view import GroupView, look
 
 T = TypeVar("T")
-Command = Sequence[str | int]
 
-# The longest wait at once: how soon a connection that died silently is noticed. With the margin that its socket has, it
-# is well below the time in which an agent must take an order.
-BLOCK_S = 3.0
-_LOOK_S = 1.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-
-
-def _entries(reply: Any) -> Entries:
-    """XREAD's answer for one stream: [(id, {field: value})]."""
-    found: Entries = []
-    for _, items in reply or []:
-        for entry_id, fields in items:
-            found.append((text(entry_id), {text(k): text(v) for k, v in (fields or {}).items()}))
-    return found
-
-
-def _script(call: Call[Any], *, whole: bool) -> Command:
-    """EVALSHA, or EVAL when the server does not know the script (which also teaches it)."""
-    verb, body = ("EVAL", call.script.source) if whole else ("EVALSHA", call.script.sha)
-    verb += "_RO" if call.script.reads_only else ""
-    return [verb, body, len(call.keys), *call.keys, *call.args]
-
-
-def _xread(wait: Wait, until: float) -> Command:
-    """XREAD for what is left of the wait, or its longest piece; 0 would mean for ever."""
-    left_ms = int(min(until - time.monotonic(), BLOCK_S) * 1000)
-    return ["XREAD", "BLOCK", max(left_ms, 1), "STREAMS", wait.key, wait.after]
-
-
-def _first_error(replies: list[Any]) -> list[Any]:
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
+_NoScript = redis.exceptions.NoScriptError
+# What an attempt may raise: a search for a master raises ServerUnsuitableError.
+_FAULTS = (*SERVER_ERRORS, ServerUnsuitableError)
 
 
 def _unreliable(error: BaseException) -> bool:
@@ -81,15 +51,18 @@ def _is_quiet(connection: Any) -> bool:
 class SyncDriver:
     """Runs calls on connections of their own, and waits on others. Threads may share it.
 
-    ``reply_s``: how long one attempt of a call waits for its answer.
+    ``reply_s``: how long one attempt of a call waits for its answer. ``patience_s``: how long a call without a deadline
+    of its own is tried.
     """
 
-    def __init__(self, url: str, *, reply_s: float = REPLY_TIMEOUT_S) -> None:
-        self.url = url
+    def __init__(self, url: str, *, reply_s: float = REPLY_TIMEOUT_S, patience_s: float = CALL_DEADLINE_S) -> None:
+        self.url, self.patience_s = url, patience_s
+        self._contact = contact_of(url)
+        self._address = self._contact.address
         self._is_cluster = parse_url(url).kind == "cluster"
         self._reply_s = reply_s
         self._clients: dict[str, Any] = {}
-        self._ready: list[Any] = []  # connections for calls, kept for the next one
+        self._ready: dict[str, list[Any]] = {"calls": [], "waits": []}  # connections that were used, for the next one
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._of_the_parent: list[Any] = []
@@ -105,84 +78,102 @@ class SyncDriver:
 
         def attempt() -> Any:
             try:
-                return self._ask(call.keys[0], _script(call, whole=False))
-            except redis.exceptions.NoScriptError:
-                return self._ask(call.keys[0], _script(call, whole=True))
+                return self._ask("calls", call.keys[0], script_command(call, whole=False))
+            except _NoScript:
+                return self._ask("calls", call.keys[0], script_command(call, whole=True))
 
         return call.parse(self.retry(attempt, deadline_s=call.deadline_s if deadline_s is None else deadline_s))
 
-    def _ask(self, key: str, command: Command) -> Any:
-        """One question, one answer, on a connection that nobody else uses meanwhile.
+    def _ask(self, use: str, key: str, command: Command) -> Any:
+        """One question, one answer."""
+        if self._is_cluster:
+            return _route(self._client(use), key, command)
+        return first_error(self._exchange(use, [command]))[0]
+
+    def _exchange(self, use: str, commands: Sequence[Command]) -> list[Any]:
+        """Answers, some of them errors, by a connection that nobody else uses meanwhile. It is used again only when all
+        was answered: whatever interrupts us, no answer is left for the next one to read.
 
         redis-py's pool and its bookkeeping would cost a hold that is alone a third of its time.
         """
         self._notice_fork()
-        if self._is_cluster:
-            return _route(self.client, key, command)
-        connection = self._take()
+        connection = self._take(use)
+        answers: list[Any] = []
         try:
-            connection.send_command(*command, check_health=False)
-            answer = connection.read_response()
-        except BaseException as error:
-            # After an error that the server sent, the connection is still good.
-            if isinstance(error, redis.exceptions.NoScriptError):
-                self._ready.append(connection)
-            else:
-                connection.disconnect()
-                self._drop_idle()
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            for _ in commands:
+                try:
+                    answers.append(connection.read_response())
+                except redis.exceptions.ResponseError as error:
+                    answers.append(error)
+        except BaseException:
+            connection.disconnect()
+            self.drop_idle()
             raise
-        self._ready.append(connection)
-        return answer
+        if all(not isinstance(answer, Exception) or isinstance(answer, _NoScript) for answer in answers):
+            self._ready[use].append(connection)
+        else:  # the server may be no master any more
+            connection.disconnect()
+            self.drop_idle()
+        return answers
 
-    def _take(self) -> Any:
+    def _take(self, use: str) -> Any:
         """A connection on which nothing is under way: neither a word that nobody asked for, which would be taken for
         the next answer, nor the server's good-bye."""
+        ready = self._ready[use]
         while True:
             try:
-                connection = self._ready.pop()
+                connection = ready.pop()
             except IndexError:
                 break
             if _is_quiet(connection):
                 return connection
             connection.disconnect()
-        pool = self.client.connection_pool  # its limit is not ours: each of these is used by one thread at a time
+        pool = self._client(use).connection_pool  # its limit is not ours: each is used by one thread at a time
         connection = pool.connection_class(**pool.connection_kwargs)
         connection.connect()  # behind sentinels: to the master that they name now
         return connection
 
-    def pipe(self, commands: Sequence[Command], *, deadline_s: float = CALL_DEADLINE_S) -> list[Any]:
+    def pipe(self, commands: Sequence[Command], *, deadline_s: float | None = None) -> list[Any]:
         """Plain commands, each about one key, which is its second word; on one server in one round trip.
 
         No transaction: after a fault all are sent again.
         """
 
         def attempt() -> list[Any]:
-            client: Any = self.client
             if self._is_cluster:
-                return [_route(client, str(command[1]), command) for command in commands]
-            with client.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return _first_error(pipeline.execute(raise_on_error=False))
+                return [_route(self.client, str(command[1]), command) for command in commands]
+            return first_error(self._exchange("calls", commands))
 
         return self.retry(attempt, deadline_s=deadline_s)
 
-    def retry(self, attempt: Callable[[], T], *, deadline_s: float = CALL_DEADLINE_S) -> T:
-        """Repeat ``attempt`` over transient faults, with a growing pause, until the deadline."""
-        until, pause = time.monotonic() + deadline_s, _FIRST_PAUSE_S
+    def retry(self, attempt: Callable[[], T], *, deadline_s: float | None = None) -> T:
+        """Repeat ``attempt`` over transient faults, with a growing pause, until the deadline, which may be infinite."""
+        began, tries = time.monotonic(), None
         while True:
             try:
-                return attempt()
-            except SERVER_ERRORS as error:
+                answer = attempt()
+            except _FAULTS as error:
                 if type(error) is redis.exceptions.RedisClusterException:
                     self._drop_clients()  # nobody that it knows answers: begin anew with those of the URL
-                if not is_transient(error) or time.monotonic() + pause > until:
-                    told = explain(error, self.url)
-                    # Who gives no time for an answer has none for a closer look either.
-                    look = deadline_s >= _LOOK_S and isinstance(told, RedisUnreachableError)
-                    raise (speaks_otherwise(self.url) if look else None) or told from error
+                tries = tries or Tries(self._contact, began, self.patience_s if deadline_s is None else deadline_s)
+                pause, told = tries.failed(error)
+                if tries.wants_look(told, over=pause is None) and (otherwise := speaks_otherwise(self._address)):
+                    raise otherwise from error
+                if pause is None:
+                    raise told from (None if told is error else error)
+            else:
+                self._contact.answered(again=tries is not None)
+                return answer
+            self._follow()
             time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _follow(self) -> None:
+        """Go where the server is now."""
+        if self._address != self._contact.address:
+            self._address = self._contact.address
+            self.drop_idle()
+            self._drop_clients()
 
     def view(self, group: GroupKeys) -> GroupView:
         """The group as one consistent picture."""
@@ -199,20 +190,11 @@ class SyncDriver:
         """Block on a stream of one's own for at most ``wait.ms``, over faults of the connection too."""
         until = time.monotonic() + wait.ms / 1000
         while True:
-            reply = self.retry(lambda: self._block(wait.key, _xread(wait, until)), deadline_s=until - time.monotonic())
+            reply = self.retry(
+                lambda: self._ask("waits", wait.key, read_command(wait, until)), deadline_s=until - time.monotonic()
+            )
             if reply or time.monotonic() >= until:
-                return _entries(reply)
-
-    def _block(self, key: str, command: Command) -> Any:
-        client = self._client("waits")
-        if self._is_cluster:
-            return _route(client, key, command)
-        try:
-            return client.execute_command(*command)
-        except BaseException as error:
-            if _unreliable(error):
-                self._drop_idle()
-            raise
+                return entries_of(reply)
 
     def drive(self, flow: Generator[Op, Any, T]) -> T:
         """Run a flow to its end."""
@@ -238,7 +220,7 @@ class SyncDriver:
                 found = self._clients.get(use)
                 if found is None:
                     block_s = BLOCK_S if use == "waits" else 0.0
-                    found = self._clients[use] = connect(self.url, block_s=block_s, reply_s=self._reply_s)
+                    found = self._clients[use] = connect(self._address, block_s=block_s, reply_s=self._reply_s)
         return found
 
     def _notice_fork(self) -> None:
@@ -246,15 +228,19 @@ class SyncDriver:
         ever, so that not even the clients may be let go."""
         if self._pid != os.getpid():
             self._of_the_parent.append((self._clients, self._ready))
-            self._lock, self._clients, self._ready, self._pid = threading.RLock(), {}, [], os.getpid()
+            self._lock, self._clients, self._pid = threading.RLock(), {}, os.getpid()
+            self._ready = {"calls": [], "waits": []}
 
-    def _drop_idle(self) -> None:
+    def drop_idle(self) -> None:
         """Close what nobody uses just now."""
         self._notice_fork()
-        with self._lock:
-            ready, self._ready = self._ready, []
-        for connection in ready:
-            connection.disconnect()
+        for ready in self._ready.values():
+            while ready:
+                try:
+                    connection = ready.pop()
+                except IndexError:  # taken in this moment
+                    break
+                connection.disconnect()
         for client in () if self._is_cluster else list(self._clients.values()):
             client.connection_pool.disconnect(inuse_connections=False)
 
@@ -266,7 +252,7 @@ class SyncDriver:
 
     def close(self) -> None:
         """Close all connections; new ones are made when the driver is used again."""
-        self._drop_idle()
+        self.drop_idle()
         self._drop_clients()
 
 
@@ -282,18 +268,23 @@ def _named(node: Any) -> str:
 class AsyncDriver:
     """As SyncDriver, for one event loop."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, *, patience_s: float = CALL_DEADLINE_S) -> None:
+        self.url, self.patience_s = url, patience_s
+        self._contact = contact_of(url)
         self._is_cluster = parse_url(url).kind == "cluster"
-        self.client = connect_async(url)
-        self._waits: Any = connect_async(url, block_s=BLOCK_S)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._address = self._contact.address
+        self.client = connect_async(self._address)
+        self._waits: Any = connect_async(self._address, block_s=BLOCK_S)
 
     async def run(self, call: Call[T], *, deadline_s: float | None = None) -> T:
         async def attempt() -> Any:
             try:
-                return await self._send(self.client, call.keys[0], _script(call, whole=False))
-            except redis.exceptions.NoScriptError:
-                return await self._send(self.client, call.keys[0], _script(call, whole=True))
+                return await self._send(self.client, call.keys[0], script_command(call, whole=False))
+            except _NoScript:
+                return await self._send(self.client, call.keys[0], script_command(call, whole=True))
 
         return call.parse(await self.retry(attempt, deadline_s=call.deadline_s if deadline_s is None else deadline_s))
 
@@ -304,11 +295,11 @@ class AsyncDriver:
         try:
             return await client.execute_command(*command)
         except Exception as error:
-            if _unreliable(error) and not isinstance(error, redis.exceptions.NoScriptError):
-                await self._drop_idle()
+            if _unreliable(error) and not isinstance(error, _NoScript):
+                await self.drop_idle()
             raise
 
-    async def pipe(self, commands: Sequence[Command], *, deadline_s: float = CALL_DEADLINE_S) -> list[Any]:
+    async def pipe(self, commands: Sequence[Command], *, deadline_s: float | None = None) -> list[Any]:
         async def attempt() -> list[Any]:
             if self._is_cluster:
                 return await asyncio.gather(
@@ -317,25 +308,31 @@ class AsyncDriver:
             async with self.client.pipeline(transaction=False) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                return _first_error(await pipeline.execute(raise_on_error=False))
+                return first_error(await pipeline.execute(raise_on_error=False))
 
         return await self.retry(attempt, deadline_s=deadline_s)
 
-    async def retry(self, attempt: Callable[[], Awaitable[T]], *, deadline_s: float = CALL_DEADLINE_S) -> T:
-        until, pause = time.monotonic() + deadline_s, _FIRST_PAUSE_S
+    async def retry(self, attempt: Callable[[], Awaitable[T]], *, deadline_s: float | None = None) -> T:
+        began, tries = time.monotonic(), None
         while True:
             try:
-                return await attempt()
-            except SERVER_ERRORS as error:
-                if type(error) is redis.exceptions.RedisClusterException:
+                answer = await attempt()
+            except _FAULTS as error:
+                tries = tries or Tries(self._contact, began, self.patience_s if deadline_s is None else deadline_s)
+                pause, told = tries.failed(error)
+                if type(error) is redis.exceptions.RedisClusterException or self._address != self._contact.address:
                     await self.close()
-                    self.client, self._waits = connect_async(self.url), connect_async(self.url, block_s=BLOCK_S)
-                if not is_transient(error) or time.monotonic() + pause > until:
-                    told = explain(error, self.url)
-                    look = deadline_s >= _LOOK_S and isinstance(told, RedisUnreachableError)
-                    raise (await speaks_otherwise_async(self.url) if look else None) or told from error
+                    self._connect()
+                if tries.wants_look(told, over=pause is None) and (
+                    otherwise := await speaks_otherwise_async(self._address)
+                ):
+                    raise otherwise from error
+                if pause is None:
+                    raise told from (None if told is error else error)
+            else:
+                self._contact.answered(again=tries is not None)
+                return answer
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     async def view(self, group: GroupKeys) -> GroupView:
         return await self.run(look(group))
@@ -351,10 +348,10 @@ class AsyncDriver:
         until = time.monotonic() + wait.ms / 1000
         while True:
             reply = await self.retry(
-                lambda: self.block(wait.key, _xread(wait, until)), deadline_s=until - time.monotonic()
+                lambda: self.block(wait.key, read_command(wait, until)), deadline_s=until - time.monotonic()
             )
             if reply or time.monotonic() >= until:
-                return _entries(reply)
+                return entries_of(reply)
 
     async def block(self, key: str, command: Command) -> Any:
         """One blocking read of at most BLOCK_S, on a connection of its own. Raises redis-py's errors."""
@@ -374,7 +371,8 @@ class AsyncDriver:
             result: T = stop.value
             return result
 
-    async def _drop_idle(self) -> None:
+    async def drop_idle(self) -> None:
+        """Close what nobody uses just now."""
         for client in (self.client, self._waits):
             await client.connection_pool.disconnect(inuse_connections=False)
 

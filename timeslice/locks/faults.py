@@ -28,11 +28,8 @@ _TRANSIENT = (
     OSError,
 )
 _TRANSIENT_CODES = ("BUSY ", "UNBLOCKED ", "NOREPLICAS ", "MISCONF ")
-_NEVER = (
-    redis.exceptions.AuthenticationError,
-    redis.exceptions.InvalidResponse,
-    redis.exceptions.CrossSlotTransactionError,
-)
+_NEVER = (redis.exceptions.CrossSlotTransactionError,)
+_OF_THE_CONNECTION = (redis.exceptions.AuthenticationError, redis.exceptions.InvalidResponse)
 _TLS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "NO_CERTIFICATE")
 _NO_CLUSTER = "cluster support disabled"
 _NOBODY = ("refused", "Connect call failed", "No such file")  # nothing listens there
@@ -41,13 +38,24 @@ _QUESTION = b"PING\r\n\r\n"
 _PROBE_S = 0.3
 
 
-def is_transient(error: BaseException) -> bool:
-    """True if asking again later can help."""
+def is_transient(error: BaseException, *, known: bool = False) -> bool:
+    """True if asking again later can help. ``known``: this server answered us before, so what it refuses to a whole
+    connection is about to be set right: credentials or certificates that are changed, a proxy that starts."""
     error = _root(error)
-    words = str(error)
-    if isinstance(error, _NEVER) or any(word in words for word in _TLS):
+    if isinstance(error, _NEVER):
         return False
-    return isinstance(error, _TRANSIENT) or words.startswith(_TRANSIENT_CODES)
+    if _is_refused_connection(error):
+        return known
+    return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
+
+
+def _is_refused_connection(error: BaseException) -> bool:
+    return isinstance(error, _OF_THE_CONNECTION) or any(word in str(error) for word in _TLS)
+
+
+def is_denied_place(error: BaseException) -> bool:
+    """Whether the socket is another user's."""
+    return "Permission denied" in str(error)  # redis-py keeps the text only
 
 
 def _root(error: BaseException) -> BaseException:
@@ -60,12 +68,19 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def explain(error: BaseException, url: str) -> TimeSliceError:
-    """Our error for one of redis-py's."""
+def explain(error: BaseException, url: str, *, known: bool = False) -> TimeSliceError:
+    """Our error for one of redis-py's. ``known`` as for ``is_transient``."""
+    told = _explain(error, url)
+    if known and isinstance(told, ServerUnsuitableError) and is_transient(error, known=True):
+        return RedisUnreachableError(str(told))
+    return told
+
+
+def _explain(error: BaseException, url: str) -> TimeSliceError:
     address = parse_url(url)
     error, where = _root(error), address.shown
     words = str(error).rstrip(".")
-    if address.socket and "Permission denied" in words:  # redis-py keeps the text only
+    if address.socket and is_denied_place(error):
         return RedisUnreachableError(
             f"the socket at {where} belongs to another user, and you may not open it ({words}). "
             "Run your own server with: timeslice up; or set TIMESLICE_URL to one that you may use."

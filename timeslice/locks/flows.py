@@ -6,6 +6,7 @@ throws RedisUnreachableError into the flow when there is no answer; the flow dec
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,6 @@ from timeslice.locks.scripts import Call, Ended, Granted, Queued, Renewed, Reque
 
 Entries: TypeAlias = list[tuple[str, dict[str, str]]]
 
-PATIENCE_S = 600.0  # a wait that was once queued rides out a server outage of this length
 _EXPIRY_MARGIN_MS = 20
 _LEAST_DEADLINE_S = 1.0  # even a caller that won't wait for the group waits this long for an answer
 
@@ -76,10 +76,10 @@ def acquire(
     ``gang`` is the one that a rank was told of by an earlier flow with this request, so that it learns how that ended.
     ``limit_s`` is what the user gave, of which ``timeout_s`` is left; it is only named in the error.
     ``held`` tells what the waiter holds elsewhere; it is asked only when there is a wait.
-    Raises AcquireTimeoutError after ``timeout_s``, DeadlockError (in both cases the entry is withdrawn first),
-    CancelledByOperatorError, GangEndedError when another rank gave up or died, and RedisUnreachableError when the first
-    call goes unanswered or an outage outlasts PATIENCE_S. A caller that is interrupted must send ``scripts.cancel``
-    itself: the flow is not there any more.
+    An outage is waited for like anything else. Raises AcquireTimeoutError after ``timeout_s``, DeadlockError (in both
+    cases the entry is withdrawn first), CancelledByOperatorError, GangEndedError when another rank gave up or died, and
+    RedisUnreachableError when the server is away at the end of ``timeout_s``. A caller that is interrupted must send
+    ``scripts.cancel`` itself: the flow is not there any more.
     """
     watch = Watch(group, request.waiter, held)
     try:
@@ -104,12 +104,11 @@ def _acquire(
 ) -> Generator[Op, Any, Grant]:
     started = clock()
     until = None if timeout_s is None else started + timeout_s
-    score, after, down_since = "", "0-0", None
-    queued: Queued | None = None
+    score, after = "", "0-0"
     by = ""
 
     def left() -> float:
-        return PATIENCE_S if until is None else until - clock()
+        return math.inf if until is None else until - clock()
 
     def all_in(token: int, mode: str, lease_id: str) -> Generator[Op, Any, float]:
         """Wait until each rank has confirmed the grant: no body runs before. Returns when its renewal was sent."""
@@ -141,13 +140,11 @@ def _acquire(
                 call = scripts.join(group, request, gang=gang, floor=floor, score=score)
             else:
                 call = scripts.acquire(group, request, floor=floor, score=score)
-            reply = yield replace(call, deadline_s=min(call.deadline_s, max(left(), _LEAST_DEADLINE_S)))
+            reply = yield replace(call, deadline_s=max(left(), _LEAST_DEADLINE_S))
         except RedisUnreachableError:
-            down_since = sent if down_since is None else down_since
-            if queued is None or clock() - down_since > PATIENCE_S or left() <= 0:
+            if left() <= 0:
                 raise
             continue
-        down_since = None
         if isinstance(reply, Ended):
             raise _over(group, request, reply.by or by, reply.reason)
         floor = max(floor, reply.counter)
@@ -159,7 +156,6 @@ def _acquire(
             return replace(found, needs_weights=reply.needs_weights)
         if reply.gang != gang:
             gang, after = reply.gang, "0-0"  # a stream of its own
-        queued = reply
         score = reply.score or score
         if note:
             note(reply)

@@ -16,7 +16,7 @@ from timeslice.locks.loader import Script, load
 T = TypeVar("T")
 Arg = str | int
 
-CALL_DEADLINE_S = 10.0
+CALL_DEADLINE_S = 10.0  # of a call that is no wait, where nobody says otherwise
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -28,7 +28,7 @@ class Call(Generic[T]):
     keys: tuple[str, ...]
     args: tuple[Arg, ...]
     parse: Callable[[list[Any]], T]
-    deadline_s: float = CALL_DEADLINE_S  # how long a driver goes on asking when there is no answer
+    deadline_s: float | None = None  # how long a driver goes on asking when there is no answer; None: its patience
 
 
 def text(value: Any) -> str:
