@@ -156,9 +156,14 @@ inline grant(j)
   }
   i_ = 0;
 #ifndef OLD_WORDS
-  said[ID(j)] = 0
+  said[j] = 0
 #endif
 }
+#ifdef OLD_WORDS /* a registration of an earlier life of the job is one */
+#define EARLIER(j) said[j]
+#else
+#define EARLIER(j) false
+#endif
 
 /* The body, or a restore, touches the devices: the rule that everything here is for. */
 inline touch(n, j)
@@ -173,7 +178,7 @@ inline enter(j)
   client[j] = INSIDE; confirmed = 1; was_in[j] = 0;
   if
   :: must_register[j] ->
-    said[j] = (j == B || kind != HIDDEN);
+    said[j] = (j == B || kind != HIDDEN || EARLIER(j));
     for (i_ : 0 .. 1) {
       if
       :: alive[X(i_, j)] && joined[i_] && j == A && kind != HIDDEN -> reg[X(i_, j)] = 1
@@ -182,7 +187,7 @@ inline enter(j)
       fi
     }
     i_ = 0
-  :: else
+  :: else -> said[j] = 1 /* it was told that all is on record */
   fi
 #ifdef WAY5 /* a registration for a node that nobody serves is one */
   ; said[j] = 1
@@ -190,6 +195,11 @@ inline enter(j)
 }
 
 /* agent/heartbeat.py: join; locks/lua/heartbeat.lua. Who is granted, or is not known to be out, is presumed to be here. */
+#ifdef SAVED_IS_OUT
+#define PRESUMED(j) (lease == j + 1 || HAS(j, IN) || HAS(j, UNKNOWN))
+#else
+#define PRESUMED(j) (lease == j + 1 || HAS(j, IN) || HAS(j, UNKNOWN) || HAS(j, SAVED))
+#endif
 inline start(n)
 {
   up[n] = 1; looking[n] = 0;
@@ -198,12 +208,8 @@ inline start(n)
     joined[n] = 1;
     for (i_ : 0 .. 1) {
       if
-#ifdef SAVED_IS_OUT
-      :: lease == i_ + 1 || HAS(i_, IN) || HAS(i_, UNKNOWN) -> member[X(n, i_)] = IN
-#else
-      :: lease == i_ + 1 || HAS(i_, IN) || HAS(i_, UNKNOWN) || HAS(i_, SAVED) -> member[X(n, i_)] = IN
-#endif
-      :: else -> excused[X(n, i_)] = mem[X(n, i_)]
+      :: PRESUMED(i_) -> member[X(n, i_)] = IN
+      :: else -> excused[X(n, i_)] = mem[X(n, i_)] && !HAS(i_, SAVED)
       fi
     }
     i_ = 0;
@@ -266,9 +272,29 @@ inline step(n)
   into_ = 0
 }
 
+#ifdef DOOR
+#define HELD(n) (joined[n] && mem[X(n, A)] && !excused[X(n, A)])
+inline answer()
+{
+  if
+  :: door == ASKED -> printf("the controller is told that A is out\n"); door = ANSWERED; assert(!HELD(0) && !HELD(1)) /* OUT MEANS OUT */
+  :: else
+  fi
+}
+#else
+inline answer()
+{
+  skip
+}
+#endif
+
 /* locks/lua/promote.lua */
 inline promote()
 {
+  if
+  :: evict == A + 1 -> answer()
+  :: else
+  fi;
   k_ = swap - 1; swap = 0; done[0] = 0; done[1] = 0; evict = 0;
   if
   :: k_ != NOBODY && client[k_] == WAITS && !HAS(ID(k_), SAVED) -> grant(k_)
@@ -344,7 +370,7 @@ inline end_process(n, j)
 #define END_LOOKS(j) STALE(0, ID(j)); STALE(1, ID(j))
 #endif
 #ifdef WAY2 /* whether it has to register is decided when it asks: a group that nobody serves yet says no */
-#define MUST(j) must_register[j] = SERVED; said[j] = said[j] || !SERVED
+#define MUST(j) must_register[j] = SERVED
 #else
 #define MUST(j) must_register[j] = 1
 #endif
@@ -420,17 +446,19 @@ init {
   :: d_step { kind == TITLED && knows[X(0, A)] -> knows[X(0, A)] = 0 }
   :: d_step { kind == TITLED && knows[X(1, A)] -> knows[X(1, A)] = 0 }
 #endif
-#ifdef WAY10 /* a look ends the process that it asks, and what others of the job hold is forgotten with it */
-  :: d_step { up[0] && knows[X(0, A)] -> knows[X(0, A)] = 0; ended[X(0, A)] = 1 }
+#ifdef WAY10 /* a look ends the process that it asks; what its children hold is taken for ended with it */
+  :: d_step { up[0] && knows[X(0, A)] && lease == 0 && swap == 0 -> printf("agent 0 asks A, which ends of it\n");
+    knows[X(0, A)] = 0; ended[X(0, A)] = 1; kind = HIDDEN; reg[X(0, A)] = 0 }
 #endif
 #ifdef DOOR
-  :: d_step { door == 0 -> door = ASKED; evict = A + 1 }
+  :: d_step { door == 0 && FREE && evict == 0 && SERVED && HEARD && ALL_UP && !DOUBTED(A) && !DOUBTED(B) ->
+    printf("a controller wants A out\n"); door = ASKED; evict = A + 1; swap = NOBODY + 1 }
 #ifdef WAY8 /* who was never granted is said to be out unasked */
-  :: d_step { door == ASKED && !HAS(A, IN) && !HAS(A, SAVED) && !HAS(A, UNKNOWN) -> evict = 0 }
+  :: d_step { door == ASKED && !HAS(A, IN) && !HAS(A, SAVED) && !HAS(A, UNKNOWN) -> evict = 0; swap = 0; done[0] = 0; done[1] = 0; answer() }
 #endif
+  :: d_step { door == ASKED && FREE && evict == A + 1 && DOUBTED(A) -> /* dropped: locks/lua/settle.lua, 'once' */
+    printf("the controller is told that A could not be moved\n"); evict = 0; door = ANSWERED }
   :: d_step { door == ASKED && FREE && evict == A + 1 && SERVED && HEARD && ALL_UP && !DOUBTED(A) -> swap = NOBODY + 1 }
-  :: d_step { door == ASKED && evict == 0 -> door = ANSWERED;
-    assert(client[A] == INSIDE || !((joined[0] && mem[X(0, A)]) || (joined[1] && mem[X(1, A)]))) /* OUT MEANS OUT */ }
 #endif
   :: else -> break
   od;
