@@ -71,7 +71,7 @@ bit fresh[4];  /* nothing was granted or moved since the look */
 /* Faults left */
 byte crashes, deaths, changes;
 
-#ifdef DOOR /* an llm-d controller or an operator has A put out: gateway/moves.py, locks/lua/evict.lua */
+#ifdef DOOR /* instead of clients an llm-d controller or an operator has A put out: gateway/moves.py, locks/lua/evict.lua */
 #define ASKED 1
 #define ANSWERED 2
 byte door;
@@ -115,11 +115,16 @@ bit bad_;
 #else
 #define CANT_WATCH(n, j) ((j) == A && reg[X(n, A)] && (UNSEEN || WIPED(n)))
 #endif
+#ifdef DOOR /* what a workload has on the devices without a hold, it alone can tell: it is asked in a step */
+#define SHOWS false
+#else
+#define SHOWS true
+#endif
 #ifdef WAY0
 #define VERDICT(n, j) (knows[X(n, j)] -> (mem[X(n, j)] -> IN : (saved[X(n, j)] -> SAVED : OUT)) : OUT)
 #else
 #define VERDICT(n, j) \
-  (knows[X(n, j)] -> (mem[X(n, j)] -> IN : (saved[X(n, j)] -> SAVED : OUT)) : \
+  (knows[X(n, j)] -> (mem[X(n, j)] && SHOWS -> IN : (saved[X(n, j)] -> SAVED : OUT)) : \
     (MEASURED_FREE(n, j) -> OUT : \
       (CANT_WATCH(n, j) || DOUBTFUL(n) || !(ended[X(n, j)] || said[j]) -> UNKNOWN : OUT)))
 #endif
@@ -425,7 +430,8 @@ init {
   if :: measures = 1 :: skip fi;
   if :: kind = PLAIN :: kind = UNWATCHED :: kind = TITLED :: kind = HIDDEN fi;
 #ifdef DOOR
-  if :: kind == PLAIN -> mem[X(0, A)] = 1 :: skip fi; /* it was loaded without a hold */
+  mem[X(0, A)] = 1; mem[X(1, A)] = alive[X(1, A)]; /* loaded without a hold, and nobody will hold */
+  turns[A] = 0; turns[B] = 0;
 #endif
   do
   CLIENT(A)
@@ -462,5 +468,8 @@ init {
 #endif
   :: else -> break
   od;
-  assert(OVER(A) && OVER(B)) /* IT GOES ON */
+  assert(OVER(A) && OVER(B)); /* IT GOES ON */
+#ifdef DOOR
+  assert(door == ANSWERED) /* IT GOES ON */
+#endif
 }
