@@ -29,6 +29,10 @@ from timeslice.arena import DeviceOutOfMemoryError
 
 TAGS = ("kv_cache", "weights", "cuda_graph")
 LATE_S = 0.6
+FLUSHED = b"""Cache flushed.
+Please check backend logs for more details. (When there are running or waiting requests, the operation will not be \
+performed.)
+"""
 
 
 class Sglang(StandIn):
@@ -108,8 +112,7 @@ class Sglang(StandIn):
         if self.offload_tags:
             die("flush of a cache that is released")
         refused = self.running or self.waiting
-        return Reply(400 if refused else 200, b"Cache flushed.\nPlease check backend logs for more details. "
-                     b"(When there are running or waiting requests, the operation will not be performed.)\n")  # fmt: skip
+        return Reply(400 if refused else 200, FLUSHED)
 
     def release(self, asked: Asked) -> Reply:
         tags = self._tags(asked)

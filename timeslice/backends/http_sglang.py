@@ -5,9 +5,9 @@ both mean all. The scheduler asserts that it is idle, and dies if not; resuming 
 releasing one twice ends the process. No route tells what is released, so it is kept in marks. Weights come back as
 they were only with --enable-weights-cpu-backup.
 
-Of the routes that look harmless, ``/health`` and ``/health_generate`` generate a token since v0.4.10. While something is
-released, v0.5.0 to v0.5.9 leave that without an answer and say 503 after 20 s; from v0.5.10 on it is computed on memory
-that is not there, and the server dies. ``/server_info`` is answered by the scheduler from what it knows, in all.
+Of the routes that look harmless, ``/health`` and ``/health_generate`` generate a token since v0.4.10. While something
+is released, v0.5.0 to v0.5.9 leave that without an answer and say 503 after 20 s; from v0.5.10 on it is computed on
+memory that is not there, and the server dies. ``/server_info`` the scheduler answers from what it knows, in all.
 """
 
 # ruff: noqa: ARG002 - the interface has these arguments

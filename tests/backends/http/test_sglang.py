@@ -83,15 +83,20 @@ async def test_no_version_is_asked_for_a_token_while_it_sleeps(lab: Lab, version
 )
 async def test_what_a_probe_of_a_sleeping_server_meets(lab: Lab, version: str, flag: str, answer: int) -> None:
     """The stand-in is as the servers are, so that a test sees who asks: nothing (0) comes from one that died of it."""
-    environment = {"SGLANG_HEALTH_CHECK_TIMEOUT": "0.1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": flag}
-    server = lab.start("sglang", "--version", version, **environment)
+    server = lab.start(
+        "sglang",
+        "--version",
+        version,
+        SGLANG_HEALTH_CHECK_TIMEOUT="0.1",
+        SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=flag,
+    )
     assert server.ask("/health")[0] == 200
     server.ask(RELEASE, {"tags": ["kv_cache"]})
     if answer:
         assert server.ask("/health")[0] == answer
         assert server.process.poll() is None
     else:
-        with pytest.raises(OSError, match="closed|reset"):
+        with pytest.raises(OSError, match=r"closed|reset"):
             server.ask("/health")
         assert server.process.wait(60) == 131
 
