@@ -165,6 +165,33 @@ def test_a_rank_that_is_started_again_while_the_gang_forms_takes_its_place(world
     assert other.line() == again.line()
 
 
+def test_two_programs_with_one_job_id_are_told_so(world: World) -> None:
+    """Two ranks of each, given by hand, and the first of one completes the second of the other. Once all four have
+    taken part, those that came second end with what to set."""
+    code = """
+    try:
+        while True:
+            with timeslice.hold("g", lock_only=True, rank=RANK, world_size=2):
+                say("inside")
+                hear()
+    except timeslice.GangEndedError as error:
+        say(error)
+    """
+    one = [world.job(code.replace("RANK", str(rank))) for rank in range(2)]
+    assert [rank.line() for rank in one] == ["inside", "inside"]
+    other = [world.job(code.replace("RANK", str(rank))) for rank in range(2)]
+    wait_until(lambda: [len(gang.parties) for gang in world.view().queue] == [2], "the others wait")
+    for rank in one:
+        rank.tell()
+    assert [rank.line() for rank in other] == ["inside", "inside"]
+    wait_until(lambda: world.view().waiting == 1, "the first wait again")
+    for rank in other:
+        rank.tell()
+    for rank in other:
+        assert "two programs with one job id, give each its own TIMESLICE_JOB" in rank.line()
+    assert [rank.line() for rank in one] == ["inside", "inside"]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_rank_killed_around_its_join_leaves_nothing_behind(world: World, when: str) -> None:
     """Whether the server had the call or not, the others end or form anew."""
