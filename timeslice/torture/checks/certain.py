@@ -101,8 +101,11 @@ class Certain:
                         self._measured[place] = place[2] in line.jobs
                 for job in line.jobs:
                     self._signs.setdefault((line.group, line.node, job), Sign.IN)
-            case Born(label=label) | Died(label=label) | Fault(harm="kill", label=label):
+            case Born(label=label) | Died(label=label):
                 self._forget(label)
+            case Fault():
+                for label in line.killed:
+                    self._forget(label)
             case _:
                 pass
 

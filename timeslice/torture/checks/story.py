@@ -12,6 +12,7 @@ from timeslice.torture.history import (
     Born,
     Calm,
     Checked,
+    Cramped,
     Died,
     Ended,
     Entered,
@@ -23,6 +24,8 @@ from timeslice.torture.history import (
     Lost,
     Moved,
     OnDevice,
+    Silent,
+    Surveyed,
     Told,
 )
 
@@ -139,8 +142,8 @@ class Story:
                     self._end(line.label, max(line.ran, spoke.get(line.label, 0)) if line.ran else line.at)
                 case Fault():
                     faults[line.id] = line
-                    if line.harm == "kill" and line.label:
-                        self._end(line.label, line.at)
+                    for label in line.killed:
+                        self._end(label, line.at)
                 case Healed():
                     healed[line.id] = line.at
                 case Moved():
