@@ -111,11 +111,11 @@ class Processes:
                 self._start(child)
         return done
 
-    def kill(self, child: Child, *, again_at: float, fault: int) -> None:
-        """SIGKILL; the keeper starts it again then, which heals the fault."""
+    def kill(self, child: Child, *, again_at: float, fault: int = 0) -> None:
+        """SIGKILL; the keeper starts it again then, which heals the fault, if one is named."""
         assert child.process is not None
         child.killed, child.again_at, child.stopped = True, again_at, False
-        child.heals.append(fault)
+        child.heals += [fault] if fault else []
         if child.running:
             child.ran = time.monotonic_ns()
         child.process.kill()
@@ -190,7 +190,7 @@ class Processes:
         code = child.process.returncode
         finished = child.role == "job" and code == 0
         obeyed = child.doomed and code == -signal.SIGKILL
-        stopped = child.told and code == 0
+        stopped = child.told and code in {0, -signal.SIGTERM}  # it may not have been ready to hear it
         meant = child.killed or finished or obeyed or stopped
         detail = "" if meant else self._last_words(child.label)
         said = {"label": child.label, "code": code, "meant": meant, "detail": detail, "ran": child.ran}
