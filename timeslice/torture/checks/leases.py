@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from timeslice.torture.checks.story import SECOND, Story, Terms, Try, Violation
+from timeslice.torture.checks.story import SECOND, Story, Terms, Try, Violation, seconds
 
 
 def lost_for_nothing(story: Story, terms: Terms) -> Iterator[Violation]:
@@ -12,7 +12,8 @@ def lost_for_nothing(story: Story, terms: Terms) -> Iterator[Violation]:
 
     Two things are one, in the last two lease terms: lost data; and what stopped the holder or kept it from the server,
     all in all for a third of a term. A renewal is due in each third, so that two have to fail before a lease ends, and
-    the terms' lease may be somewhat longer than this one's.
+    the terms' lease may be somewhat longer than this one's. A third is an order to take it away, which the stream tells.
+    And a gang's lease is lost by all of its ranks when one of them ends, or can't be heard of.
     """
     for body in story.bodies:
         if body.lost is not None and not _has_reason(story, terms, body, body.lost.at):
@@ -25,16 +26,42 @@ def lost_for_nothing(story: Story, terms: Terms) -> Iterator[Violation]:
             )
 
 
+def begun_without(story: Story, terms: Terms) -> Iterator[Violation]:
+    """No body begins without all its leases.
+
+    Who asks for several groups may lose the first while it waits for the last, and is told so. It may be told in the
+    moment in which it enters, so that only a loss of ``slack_s`` before counts, of a process that was not stopped.
+    """
+    for body in story.bodies:
+        if body.lost is None or body.entered is None:
+            continue
+        since = body.lost.at + terms.slack_s * SECOND
+        stopped = any(harm.at <= body.entered.at and harm.until >= body.lost.at for harm in story.stops_of(body.who))
+        if since < body.entered.at and not stopped:
+            yield Violation(
+                "begun",
+                body.entered.at,
+                body.group,
+                f"job {body.job} ({body.who}) began its body {seconds(body.lost.at, body.entered.at):.1f} s after it "
+                f"was told that its lease (token {body.token}) is lost",
+            )
+
+
 def _has_reason(story: Story, terms: Terms, body: Try, lost_at: int) -> bool:
     since = lost_at - 2 * terms.lease_s * SECOND
+    if any(event.type == "LeaseRevoked" for event in story.told_of(body.group, body.token)):
+        return True
+    partners = story.partners(body)
+    if any(since <= story.end_of(partner) <= lost_at for partner in partners):
+        return True
     away: list[tuple[float, float]] = []
     for harm in story.harms_to(body.group):
         if harm.at > lost_at or harm.until < since:
             continue
         if harm.loses:
             return True
-        if (span := story.away(harm, body.who)) is not None:
-            away.append(span)
+        spans = [story.away(harm, who) for who in (body.who, *partners)]
+        away += [span for span in spans if span is not None]
     total, covered = 0.0, since
     for start, end in sorted(away):
         total += max(0.0, min(end, lost_at) - max(start, covered))
