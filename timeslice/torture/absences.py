@@ -32,12 +32,14 @@ def trimmed(world: World, planned: Planned, agent: Child, now: float) -> Deed:
         nonlocal dropped
         while time.monotonic() < until and not agent.running:
             time.sleep(_POLL_S)
-        with suppress(TimeSliceError, redis.exceptions.RedisError, OSError):
-            with world.fleet.client(world.fleet.holder_of(key)) as client:
-                there = client.xlen(key)
-                if not agent.running:
-                    client.xtrim(key, maxlen=0, approximate=False) if planned.pick < 0.5 else client.delete(key)
-                    dropped = int(there)
+        with (
+            suppress(TimeSliceError, redis.exceptions.RedisError, OSError),
+            world.fleet.client(world.fleet.holder_of(key)) as client,
+        ):
+            there = client.xlen(key)
+            if not agent.running:
+                client.xtrim(key, maxlen=0, approximate=False) if planned.pick < 0.5 else client.delete(key)
+                dropped = int(there)
         agent.again_at = 0.0
 
     def kill() -> None:
@@ -88,7 +90,7 @@ def joining(world: World, planned: Planned, agent: Child, now: float) -> Deed:
     )
 
 
-def starting_alone(world: World, planned: Planned, agent: Child, now: float) -> Deed:
+def starting_alone(world: World, agent: Child, now: float) -> Deed:
     """An agent starts while its server is away."""
     label, name = agent.label, world.fleet.names()[0]
 

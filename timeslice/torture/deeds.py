@@ -65,7 +65,7 @@ class Deed:
 
 
 def victim(world: World, planned: Planned, role: Role) -> Child | None:
-    """Who holds a group, or drives its swaps, for more than half of the faults, as only there it hurts; else anybody."""
+    """Who holds a group, or drives its swaps, for more than half of the faults, as it hurts only there; else any."""
     fit = world.processes.having(role)
     return (_aimed(world, planned, role, fit) or fit[int(planned.pick * len(fit))]) if fit else None
 

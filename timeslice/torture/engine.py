@@ -72,7 +72,8 @@ def main(device: str, job: str, size: int) -> None:
             answer = hashlib.blake2b(view, digest_size=12).hexdigest()
         except Exception as error:  # the parent says what it means
             answer = f"!{type(error).__name__}: {error}".replace("\n", " ")
-        print(answer, flush=True)
+        sys.stdout.write(f"{answer}\n")
+        sys.stdout.flush()
     os._exit(0)
 
 

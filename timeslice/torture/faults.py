@@ -49,7 +49,7 @@ def choose(world: World, planned: Planned, now: float) -> Deed | None:
                 return _to_process(world, planned, "coordinator", now)
             case "server" if kind == "outage":
                 agent = victim(world, planned, "agent")
-                return absences.starting_alone(world, planned, agent, now) if agent else None
+                return absences.starting_alone(world, agent, now) if agent else None
             case "server":
                 return _to_server(world, planned)
             case "lease":

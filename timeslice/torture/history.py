@@ -164,8 +164,8 @@ class Fault(_Line):
     knew, and so may failover; outage (an agent starts meanwhile). To the link of some processes: cut, stall, delay,
     half-open, lose (a reply), repeat (a request). To an agent: disk (full), files (no descriptor left), trim (of the
     orders that came while it was down), join (it leaves, and comes again while jobs wait), late-agents (all begin after
-    the jobs); to its backend: slow, fail, fail-on, hang, die, lie, late. To a job: files; and it comes again in another
-    form: title, host-name, pid-namespace, time-namespace, threads (none can be started for a while). To a lease: revoke.
+    the jobs); to its backend: slow, fail, fail-on, hang, die, lie, late. To a job: files; and it comes again as another
+    one: title, host-name, pid-namespace, time-namespace, threads (it can't start any for a while). To a lease: revoke.
 
     ``planned``: the kind by which the schedule knows it. ``kills``: processes that the run ended in doing it.
     """

@@ -240,8 +240,8 @@ class Job:
         own = self._memory[group].left
         for (_, node), jobs in found.items():
             here = own if node == self._spec.node else 0
-            said = {"who": self._spec.label, "node": node, "group": group, "since": since, "at": at}
-            self._writer.write(Surveyed(**said, found=jobs, request=request, own=here))
+            said = {"who": self._spec.label, "node": node, "group": group, "request": request}
+            self._writer.write(Surveyed.model_validate({**said, "since": since, "at": at, "found": jobs, "own": here}))
 
     def _use(self, lease: BaseLease, request: str) -> Steps:
         """Compare what is on the device with what was left there, and leave something new."""

@@ -79,6 +79,11 @@ class Scene:
         knobs.mkdir()
         self.world = World(self.processes, self.fleet, proxy, knobs, self._disks(), clock, forms.missing())
         self._configure(declared=not late)
+        if late:  # the devices are there, as real ones are, and nobody serves them
+            for node in NODES:
+                for path in self.devices(node).values():
+                    path.parent.mkdir(mode=0o700, exist_ok=True)
+                    Device.create(path, DEVICE_BYTES)
         # One of each is behind the proxy, like some of the jobs.
         for index, name in enumerate(COORDINATORS):
             self._add_coordinator(name, self.proxied if index == 1 else self.url)

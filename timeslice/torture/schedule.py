@@ -98,11 +98,10 @@ class Planned:
 
 
 def schedule(seed: int, seconds: float, topology: Topology, kinds: Collection[str] = ()) -> tuple[Planned, ...]:
-    """All faults of a run, earliest first, and before them what is done to its start. ``kinds`` narrows them. UsageError
-    for an unknown kind.
+    """All faults of a run, earliest first, and before them what is done to its start. ``kinds`` narrows them.
 
-    Kinds are dealt from a shuffled deck, which has each of them, the heavier ones several times. Another one comes under
-    it when nothing in it may come now. So a run that is long enough for one deck has every kind, whatever its seed.
+    UsageError for an unknown kind. Kinds are dealt from a shuffled deck, which has each of them, the heavier ones several
+    times. Another deck comes under it when nothing in it may come now. So a run that is long enough for one has all.
     """
     if unknown := set(kinds) - KINDS.keys():
         raise UsageError(f"no such kind of fault: {', '.join(sorted(unknown))}; there are: {', '.join(KINDS)}")

@@ -56,7 +56,7 @@ GANG_RANKS, GANG_GROUP = 2, "trainers"  # which has a device on the nodes of bot
 
 
 def seats(count: int) -> tuple[Seat, ...]:
-    """The first ``count`` places; more than there are repeat them as further jobs. Of these the first two are a gang."""
+    """The first ``count`` places; more than there are repeat them as further jobs, whose first two are a gang."""
     found = []
     for index in range(count):
         turn, place = divmod(index, len(_SEATS))

@@ -84,9 +84,9 @@ class _Inside:
     def throughout(self, look: Surveyed) -> Iterator[Stretch]:
         """Those that lasted from the look's beginning to its end, of the bodies with the newest lease."""
         for stretch in self._found.get(self._story.newest_token(self._group, look.at), ()):
-            if stretch.start <= look.since and look.at <= stretch.end:
-                if not look.request or (stretch.body.who, stretch.body.request) == (look.who, look.request):
-                    yield stretch
+            meant = not look.request or (stretch.body.who, stretch.body.request) == (look.who, look.request)
+            if meant and stretch.start <= look.since and look.at <= stretch.end:
+                yield stretch
 
 
 def _lied(story: Story, terms: Terms, group: str, at: int) -> bool:

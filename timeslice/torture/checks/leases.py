@@ -12,8 +12,8 @@ def lost_for_nothing(story: Story, terms: Terms) -> Iterator[Violation]:
 
     Two things are one, in the last two lease terms: lost data; and what stopped the holder or kept it from the server,
     all in all for a third of a term. A renewal is due in each third, so that two have to fail before a lease ends, and
-    the terms' lease may be somewhat longer than this one's. A third is an order to take it away, which the stream tells.
-    And a gang's lease is lost by all of its ranks when one of them ends, or can't be heard of.
+    the terms' lease may be somewhat longer than this one's. A third is an order to take it away, which the stream
+    tells. And all ranks of a gang lose its lease when one of them ends, or can't be heard of.
     """
     for body in story.bodies:
         if body.lost is not None and not _has_reason(story, terms, body, body.lost.at):
