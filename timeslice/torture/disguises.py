@@ -48,8 +48,11 @@ def disguised(world: World, planned: Planned, child: Child, now: float) -> Deed:
     )
 
 
-def without_files(child: Child) -> Deed:
-    """A live process can open nothing more, until the limit is what it was."""
+def without_files(world: World, child: Child) -> Deed | None:
+    """A live process can open nothing more, until the limit is what it was. None for one that has not begun to work:
+    whoever can't load its program can't be expected to run it."""
+    if not world.processes.works(child):
+        return None
     label, pid = child.label, child.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
 

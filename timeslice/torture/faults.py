@@ -73,7 +73,7 @@ def _to_process(world: World, planned: Planned, role: Role, now: float) -> Deed 
         case "join":
             return absences.joining(world, planned, child, now)
         case "files-job" | "files-agent":
-            return disguises.without_files(child)
+            return disguises.without_files(world, child)
         case form if form in FORMS:
             return disguises.disguised(world, planned, child, now)
     label, groups, process = child.label, child.groups, child.process

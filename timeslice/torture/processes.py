@@ -96,6 +96,16 @@ class Processes:
         """Those that run and are not stopped."""
         return [each for each in self.children if each.role == role and each.running and not each.stopped]
 
+    def works(self, child: Child) -> bool:
+        """Whether its program is loaded and, if it is a daemon, says that it is ready."""
+        if child.role == "job":
+            line = f"/{child.label}.jsonl"
+            try:
+                return any(str(each.readlink()).endswith(line) for each in Path(f"/proc/{child.pid}/fd").iterdir())
+            except (FileNotFoundError, ProcessLookupError):
+                return False
+        return b": ready" in self._errors(child.label).read_bytes()
+
     def keep(self, now: float) -> list[Child]:
         """Note who ended, and start who is due. Returns the children that ended for good."""
         done = []

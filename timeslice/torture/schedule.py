@@ -100,8 +100,8 @@ class Planned:
 def schedule(seed: int, seconds: float, topology: Topology, kinds: Collection[str] = ()) -> tuple[Planned, ...]:
     """All faults of a run, earliest first, and before them what is done to its start. ``kinds`` narrows them.
 
-    UsageError for an unknown kind. Kinds are dealt from a shuffled deck, which has each of them, the heavier ones several
-    times. Another deck comes under it when nothing in it may come now. So a run that is long enough for one has all.
+    UsageError for an unknown kind. Kinds are dealt from a shuffled deck, which has each of them, the heavier ones
+    several times. Another deck comes under it when nothing in it may come now. So a run that is long enough has all.
     """
     if unknown := set(kinds) - KINDS.keys():
         raise UsageError(f"no such kind of fault: {', '.join(sorted(unknown))}; there are: {', '.join(KINDS)}")
