@@ -30,14 +30,14 @@ def trimmed(world: World, planned: Planned, agent: Child, now: float) -> Deed:
 
     def lose() -> None:
         nonlocal dropped
-        while time.monotonic() < until and not agent.running:
+        while time.monotonic() < until and agent.label == label:
             time.sleep(_POLL_S)
         with (
             suppress(TimeSliceError, redis.exceptions.RedisError, OSError),
             world.fleet.client(world.fleet.holder_of(key)) as client,
         ):
             there = client.xlen(key)
-            if not agent.running:
+            if agent.label == label:
                 client.xtrim(key, maxlen=0, approximate=False) if planned.pick < 0.5 else client.delete(key)
                 dropped = int(there)
         agent.again_at = 0.0
