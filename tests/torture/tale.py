@@ -41,6 +41,7 @@ class Tale:
         self.lock_only = lock_only
         self.token = 1000
         self._requests: dict[str, int] = {}
+        self._begun: dict[str, int] = {}  # who -> the last request that was entered
         self._entries = 0
         self._faults = 0
         self._held: dict[str, int] = {}
@@ -77,10 +78,9 @@ class Tale:
 
     def enters(self, who: str, token: int | None = None, how: str = "") -> None:
         """Asked for just before, if it was not; its grant was told."""
-        if who not in self._requests or any(
-            isinstance(line, Entered) and line.request == f"{who}/{self._requests[who]}" for line in self.lines
-        ):
+        if self._requests.get(who, 0) == self._begun.get(who, 0):
             self.asks(who)
+        self._begun[who] = self._requests[who]
         self.token = self.token + 1 if token is None else token
         self._held[who] = self.token
         self.add(Entered(**self._of(who), token=self.token, how=how))

@@ -200,6 +200,36 @@ def a_body_begins_after_the_loss() -> Tale:
     return tale
 
 
+def two_groups(*, ended_ms: int) -> Tale:
+    """The second is granted at 2 s by the server's clock, the lease of the first ends at ``ended_ms``."""
+    tale = served()
+    tale.asks("a.1")
+    first = tale.lines[-1]
+    tale.enters("a.1", token=2000)
+    entered = tale.lines[-1]
+    for ms, kind, group, token in (
+        (1000, "LeaseGranted", "g", "2000"),
+        (ended_ms, "LeaseReclaimed", "g", "2000"),
+        (2000, "LeaseGranted", "h", "3000"),
+    ):
+        tale.told(kind, "a-1", token=token)
+        tale.lines[-1] = tale.lines[-1].model_copy(update={"group": group, "entry": f"{ms}-0"})
+    other = {"group": "h", "request": "a.1/2"}
+    tale.add(first.model_copy(update=other))
+    tale.add(entered.model_copy(update={**other, "token": 3000}))
+    return tale
+
+
+@breaks("begun")
+def the_first_of_two_leases_had_ended() -> Tale:
+    return two_groups(ended_ms=1900)
+
+
+@good
+def the_first_of_two_leases_ends_later() -> Tale:
+    return two_groups(ended_ms=2100)
+
+
 @good
 def the_loss_comes_while_it_enters() -> Tale:
     tale = served()

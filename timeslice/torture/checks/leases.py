@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from timeslice.torture.checks.grants import ENDS
 from timeslice.torture.checks.story import SECOND, Story, Terms, Try, Violation, seconds
+from timeslice.torture.history import Told
 
 
 def lost_for_nothing(story: Story, terms: Terms) -> Iterator[Violation]:
@@ -29,9 +31,11 @@ def lost_for_nothing(story: Story, terms: Terms) -> Iterator[Violation]:
 def begun_without(story: Story, terms: Terms) -> Iterator[Violation]:
     """No body begins without all its leases.
 
-    Who asks for several groups may lose the first while it waits for the last, and is told so. It may be told in the
-    moment in which it enters, so that only a loss of ``slack_s`` before counts, of a process that was not stopped.
+    Who asks for several groups may lose the first while it waits for the last: by the server's own clock it ended before
+    the last was granted, and all are asked for after that. Where the client was told of it, that may be in the moment in
+    which it enters, so that only a loss of ``slack_s`` before counts, of a process that was not stopped.
     """
+    yield from _ended_before(story)
     for body in story.bodies:
         if body.lost is None or body.entered is None:
             continue
@@ -45,6 +49,50 @@ def begun_without(story: Story, terms: Terms) -> Iterator[Violation]:
                 f"job {body.job} ({body.who}) began its body {seconds(body.lost.at, body.entered.at):.1f} s after it "
                 f"was told that its lease (token {body.token}) is lost",
             )
+
+
+def _ended_before(story: Story) -> Iterator[Violation]:
+    clocks = [harm for harm in story.harms if harm.fault.harm == "clock"]
+    for body in story.bodies:
+        assert body.entered is not None
+        others = _together(story, body)
+        grants = [
+            _written(event)
+            for each in others
+            for event in story.told_of(each.group, each.token)
+            if event.type == "LeaseGranted"
+        ]
+        if not grants or any(harm.at <= body.entered.at and harm.until >= _asked(body) for harm in clocks):
+            continue
+        own = [event for event in story.told_of(body.group, body.token) if event.type != "StateLost"]
+        ends = [_written(event) for event in own if event.type in ENDS]
+        back = any(event.type == "LeaseReinstalled" for event in own)
+        if ends and not back and min(ends) < max(grants):
+            yield Violation(
+                "begun",
+                body.entered.at,
+                body.group,
+                f"job {body.job} ({body.who}) began its body although its lease (token {body.token}) had ended "
+                f"{max(grants) - min(ends)} ms before the last of its groups was granted",
+            )
+
+
+def _together(story: Story, body: Try) -> list[Try]:
+    """Bodies of other groups that began with the same hold: a process waits for one hold at a time."""
+    assert body.entered is not None
+    return [
+        other
+        for other in story.bodies_near(body)
+        if other.entered and _asked(other) < body.entered.at and _asked(body) < other.entered.at
+    ]
+
+
+def _asked(body: Try) -> int:
+    return body.asked.at if body.asked else 0
+
+
+def _written(event: Told) -> int:
+    return int(event.entry.partition("-")[0])
 
 
 def _has_reason(story: Story, terms: Terms, body: Try, lost_at: int) -> bool:

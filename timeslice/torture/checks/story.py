@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -36,6 +36,7 @@ NEVER = math.inf
 READ_S = 1.5  # by then the reader of the event stream has read what the scripts told, if nothing hinders it
 BACK_S = 1.0  # to notice that the server answers again, and to connect
 
+_NEAR = 4  # bodies of one process: no hold has more groups
 LOSSES = frozenset({"flush", "wipe", "failover"})  # after these the server may know less than before
 
 
@@ -251,6 +252,13 @@ class Story:
     def bodies_in(self, label: str) -> list[Try]:
         """Of one process."""
         return self._by_who.get(label, [])
+
+    def bodies_near(self, body: Try) -> list[Try]:
+        """Those of other groups that the same process began just before it and just after it."""
+        every = self.bodies_in(body.who)
+        place = bisect_left(every, _entered_at(body), key=_entered_at)
+        near = every[max(place - _NEAR, 0) : place + _NEAR + 1]
+        return [other for other in near if other.group != body.group]
 
     def newest_token(self, group: str, at: float) -> int:
         """The highest with which anybody had entered by then."""
