@@ -138,7 +138,7 @@ def test_a_host_name_that_is_no_nodes(stage: Stage) -> None:
     deed = stage.choose("host-name")
     deed.do()
     stage.until(deed.took, "it comes again")
-    stage.until(lambda: forms.HOST_NAME != socket.gethostname() and stage.world.processes.works(job), "it works")
+    stage.until(lambda: socket.gethostname() != forms.HOST_NAME and stage.world.processes.works(job), "it works")
     assert b"TIMESLICE_NODE=" not in Path(f"/proc/{job.pid}/environ").read_bytes()
 
 

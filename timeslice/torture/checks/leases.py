@@ -31,9 +31,9 @@ def lost_for_nothing(story: Story, terms: Terms) -> Iterator[Violation]:
 def begun_without(story: Story, terms: Terms) -> Iterator[Violation]:
     """No body begins without all its leases.
 
-    Who asks for several groups may lose the first while it waits for the last: by the server's own clock it ended before
-    the last was granted, and all are asked for after that. Where the client was told of it, that may be in the moment in
-    which it enters, so that only a loss of ``slack_s`` before counts, of a process that was not stopped.
+    Who asks for several groups may lose the first while it waits for the last: by the server's own clock it ended
+    before the last was granted, and the client asks for all after that. Where the client was told of it, that may be in
+    the moment in which it enters, so that only a loss of ``slack_s`` before counts, of a process that was not stopped.
     """
     yield from _ended_before(story)
     for body in story.bodies:
