@@ -119,12 +119,23 @@ class Tale:
     def measured(self, *jobs: str) -> None:
         self.add(OnDevice(**self._stamp("agent.1"), node=N, group=G, jobs=jobs))
 
-    def surveyed(self, by: str = "", *, own: int = 0, node: str = N, lasts_s: float = 0.02, **found: int) -> None:
+    def surveyed(
+        self,
+        by: str = "",
+        *,
+        own: int = 0,
+        node: str = N,
+        lasts_s: float = 0.02,
+        found: dict[str, int] | None = None,
+        **more: int,
+    ) -> None:
         """By the body that ``by`` has begun last, or by the run; it took ``lasts_s``."""
         said = self._stamp(by or "survey")
         request = f"{by}/{self._requests[by]}" if by else ""
         since = said["at"] - int(lasts_s * SECOND)
-        self.add(Surveyed(**said, node=node, group=G, since=since, found=found, request=request, own=own))
+        self.add(
+            Surveyed(**said, node=node, group=G, since=since, found={**(found or {}), **more}, request=request, own=own)
+        )
 
     def cramped(self, who: str) -> None:
         self.add(Cramped(**self._of(who), error="DeviceFullError"))

@@ -256,6 +256,29 @@ def a_process_comes_again_in_another_form() -> Tale:
     return tale
 
 
+@breaks("ends")
+def an_agent_that_starts_in_an_outage_gives_up() -> Tale:
+    tale = served()
+    outage = tale.fault("outage", "redis", kills=("agent.1",))
+    tale.died("agent.1", -9, meant=True)
+    tale.born("agent.2", "agent", node=N)
+    tale.died("agent.2", 1)
+    tale.heals(outage)
+    return tale
+
+
+@good
+def an_agent_that_starts_in_an_outage_waits() -> Tale:
+    tale = served()
+    outage = tale.fault("outage", "redis", kills=("agent.1",))
+    tale.died("agent.1", -9, meant=True)
+    tale.born("agent.2", "agent", node=N)
+    tale.heals(outage)
+    tale.enters("a.1")
+    tale.leaves("a.1")
+    return tale
+
+
 @good
 def two_ranks_are_in_together() -> Tale:
     tale = served()

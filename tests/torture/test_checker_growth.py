@@ -32,7 +32,7 @@ def history(bodies: int) -> list[Line]:
         tale.told("SwapFinished", waiter, swap=str(number))
         tale.granted(waiter)
         tale.enters(who, token=tale.token)
-        tale.surveyed(who, **{job: SIZE})
+        tale.surveyed(who, found={job: SIZE})
         tale.checks(who, "x", "x")
         tale.leaves(who)
         tale.yields(waiter)

@@ -44,12 +44,24 @@ class Stage:
         self.device = folder / NODE / "devices" / GROUP
 
     def add_agent(self) -> Child:
-        spec = {"node": NODE, "url": self.url, "groups": [GROUP], "device_bytes": DEVICE_BYTES, "ttl_s": 4.0}
+        spec: dict[str, Any] = {
+            "node": NODE,
+            "url": self.url,
+            "groups": [GROUP],
+            "device_bytes": DEVICE_BYTES,
+            "ttl_s": 4.0,
+        }
         spec |= {"state_dir": str(self.folder / NODE / "state"), "knobs": str(self.world.knobs), "leave": True}
         return self._add("agent", f"agent-{NODE}", spec)
 
     def add_job(self, **more: Any) -> Child:
-        spec = {"job": "a", "node": NODE, "url": self.url, "drain": str(self.folder / "drain"), "seed": "1"}
+        spec: dict[str, Any] = {
+            "job": "a",
+            "node": NODE,
+            "url": self.url,
+            "drain": str(self.folder / "drain"),
+            "seed": "1",
+        }
         spec |= {"asynchronous": False, "devices": {GROUP: str(self.device)}, "bytes": 4096, "lock_group": ""}
         spec |= {"until": time.monotonic() + 600, "knobs": str(self.world.knobs), "pace": 0.1, **more}
         return self._add("job", f"a-{NODE}", spec)

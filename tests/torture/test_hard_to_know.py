@@ -1,4 +1,4 @@
-"""Jobs whose processes are hard to know take turns with one that is not: moved, refused or waited for, never beside it."""
+"""Jobs whose processes are hard to know take turns with another: moved, refused or waited for, never beside it."""
 
 from __future__ import annotations
 
