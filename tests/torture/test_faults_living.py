@@ -54,7 +54,7 @@ class Stage:
         spec |= {"state_dir": str(self.folder / NODE / "state"), "knobs": str(self.world.knobs), "leave": True}
         return self._add("agent", f"agent-{NODE}", spec)
 
-    def add_job(self, **more: Any) -> Child:
+    def add_job(self, name: str = f"a-{NODE}", **more: Any) -> Child:
         spec: dict[str, Any] = {
             "job": "a",
             "node": NODE,
@@ -64,7 +64,7 @@ class Stage:
         }
         spec |= {"asynchronous": False, "devices": {GROUP: str(self.device)}, "bytes": 4096, "lock_group": ""}
         spec |= {"until": time.monotonic() + 600, "knobs": str(self.world.knobs), "pace": 0.1, **more}
-        return self._add("job", f"a-{NODE}", spec)
+        return self._add("job", name, spec)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         end = time.monotonic() + DEADLINE_S
