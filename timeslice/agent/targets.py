@@ -78,6 +78,7 @@ class TargetRegistry:
         self._told: dict[tuple[str, int, int], _Watched] = {}  # by the number that was told, and start time
         self._raw: dict[str, str] = {}
         self._kept: list[tuple[Target, bool]] | None = None  # what is on disk; None: not known
+        self._keeping = asyncio.Lock()  # what the group says and what is found here are taken by different tasks
         self.refused: dict[str, str] = {}
         self.passed_over: dict[tuple[int, int], str] = {}  # what discovery found and may not take
         self.ended: set[Exited] = set()
@@ -387,6 +388,10 @@ class TargetRegistry:
 
     async def keep(self) -> None:
         """Write down who is watched, if that is not what was written last."""
+        async with self._keeping:
+            await self._keep()
+
+    async def _keep(self) -> None:
         watched = [(each.told, each.found) for each in self._watched.values()]
         state = watched + [(target, False) for target in self.cut_off.values()]
         if state == self._kept:
