@@ -16,7 +16,6 @@ import pytest
 
 from tests.agent.rig import Rig, until
 from tests.support.jobs import DEADLINE_S
-from timeslice.agent import targets
 from timeslice.agent.targets import TargetRegistry
 from timeslice.models import Target
 
@@ -65,18 +64,20 @@ async def test_a_registered_process_is_known_until_it_ends(rig: Rig, known: Regi
     assert known.registry.departed == {"a": {target.pid}}
 
 
-async def test_what_is_known_last_is_on_disk(rig: Rig, known: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tasks of the agent learn of a process at a time: the slower one does not put back what it knew before."""
+async def test_what_is_known_last_is_on_disk(
+    rig: Rig, known: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two tasks of the agent learn of a process at a time: the slower one neither fails nor puts back what it knew."""
     first, second = (rig.target("a", rig.spawn().pid) for _ in range(2))
-    begun, go, write = threading.Event(), threading.Event(), targets.write_whole
+    begun, go, sync = threading.Event(), threading.Event(), os.fsync
 
-    def slow_once(path: Path, data: bytes) -> None:
+    def slow_once(fd: int) -> None:
         if not begun.is_set():
             begun.set()
             assert go.wait(DEADLINE_S)
-        write(path, data)
+        sync(fd)
 
-    monkeypatch.setattr(targets, "write_whole", slow_once)
+    monkeypatch.setattr(os, "fsync", slow_once)
     slower = asyncio.create_task(known.take(first))
     await until(begun.is_set, "the first is being written")
     faster = asyncio.create_task(known.take(first, second))
@@ -84,6 +85,7 @@ async def test_what_is_known_last_is_on_disk(rig: Rig, known: Registry, monkeypa
     go.set()
     await asyncio.gather(slower, faster)
     assert {each["pid"] for each in json.loads(known.path.read_text())} == {first.pid, second.pid}
+    assert caplog.messages == []
 
 
 async def test_a_dead_process_is_not_alive_though_nobody_has_noticed_yet(rig: Rig, known: Registry) -> None:
