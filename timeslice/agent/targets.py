@@ -73,12 +73,11 @@ class TargetRegistry:
 
     def __init__(self, group: str, node: str, path: Path, on_exit: Callable[[], None]) -> None:
         self._group, self._node, self._path, self._on_exit = group, node, path, on_exit
-        self._namespace = procfs.pid_namespace()
+        self._namespace, self._keeping = procfs.pid_namespace(), asyncio.Lock()
         self._watched: dict[tuple[str, int], _Watched] = {}  # by the number here
         self._told: dict[tuple[str, int, int], _Watched] = {}  # by the number that was told, and start time
         self._raw: dict[str, str] = {}
         self._kept: list[tuple[Target, bool]] | None = None  # what is on disk; None: not known
-        self._keeping = asyncio.Lock()  # what the group says and what is found here are taken by different tasks
         self.refused: dict[str, str] = {}
         self.passed_over: dict[tuple[int, int], str] = {}  # what discovery found and may not take
         self.ended: set[Exited] = set()
@@ -388,18 +387,14 @@ class TargetRegistry:
 
     async def keep(self) -> None:
         """Write down who is watched, if that is not what was written last."""
-        async with self._keeping:
-            await self._keep()
-
-    async def _keep(self) -> None:
-        watched = [(each.told, each.found) for each in self._watched.values()]
-        state = watched + [(target, False) for target in self.cut_off.values()]
-        if state == self._kept:
-            return
-        stored = [_Stored(**target.model_dump(), found=found) for target, found in state]
-        try:
-            await asyncio.to_thread(write_whole, self._path, _STORED.dump_json(stored))
-            self._kept = state
-        except OSError as error:
-            log.error("group %s: %s could not be written: %s. A restarted agent will know its processes from Redis "
-                      "only.", self._group, self._path, error)  # fmt: skip
+        async with self._keeping:  # two tasks call: the one that hears from the group, and the one that looks around
+            state = [(w.told, w.found) for w in self._watched.values()] + [(t, False) for t in self.cut_off.values()]
+            if state == self._kept:
+                return
+            stored = [_Stored(**target.model_dump(), found=found) for target, found in state]
+            try:
+                await asyncio.to_thread(write_whole, self._path, _STORED.dump_json(stored))
+                self._kept = state
+            except OSError as error:
+                log.error("group %s: %s could not be written: %s. A restarted agent will know its processes from Redis "
+                          "only.", self._group, self._path, error)  # fmt: skip
