@@ -6,7 +6,7 @@ import json
 
 from tests.cli.conftest import Cli, World
 from tests.cli.operated import SIZE, StartJob
-from tests.cli.stack import Up, cli, ready, shown
+from tests.cli.stack import Up, ask, ready, shown
 from timeslice.locks import scripts
 
 
@@ -15,20 +15,20 @@ def test_a_job_that_has_yielded_is_moved_out_and_comes_back_whole(up: Up, job: S
     ready(up())
     first = job("a")
     first.do("hold", "inside")
-    holding = cli("evict", "a")
-    assert holding.returncode == 6
+    holding = ask("evict", "a")
+    assert holding.exit_code == 6
     assert "it holds the group; take that away first: timeslice revoke" in holding.stderr
     first.do("yield", "yielded")
-    done = cli("evict", "a", "--reason", "debugging", "--json")
-    assert done.returncode == 0, done.stderr
+    done = ask("evict", "a", "--reason", "debugging", "--json")
+    assert done.exit_code == 0, done.stderr
     (told,) = json.loads(done.stdout)["groups"]
     assert (told["group"], told["state"]) == ("trainers", "out")
     (group,) = shown("status", "trainers")["groups"]
     assert [(each["job"], each["residency"], each["host_bytes"]) for each in group["jobs"]] == [
         ("a", "suspended", SIZE)
     ]
-    again = cli("evict", "a")
-    assert again.returncode == 0
+    again = ask("evict", "a")
+    assert again.exit_code == 0
     assert "job a has nothing on the device of trainers" in again.stderr
     assert first.do("hold", "inside").endswith("same")
 

@@ -1,4 +1,8 @@
-"""Ranks as processes of their own, killed at each stage: the others go on with an error that names the dead."""
+"""Ranks as processes of their own, killed at each stage: the others go on with an error that names the dead.
+
+What a silent or ended rank means at each stage, the tests of the scripts say (test_verbs, test_served); in the fast
+tier one stage is killed for real.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,7 @@ def told(job: Job, kind: str, rank: int, pid: int) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_forming_ends_the_wait(world: World) -> None:
     """The others wait no longer than its term."""
     dead, other = start(world, 0, of=3), start(world, 1, of=3)
@@ -61,6 +66,7 @@ def test_a_rank_killed_in_forming_ends_the_wait(world: World) -> None:
     assert world.view().forming == ()
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_the_queue_ends_the_wait(world: World) -> None:
     """The next waiter is not held up."""
     with timeslice.hold("g", job="b", lock_only=True):
@@ -70,6 +76,7 @@ def test_a_rank_killed_in_the_queue_ends_the_wait(world: World) -> None:
         wait_until(lambda: world.queue() == [], "nobody waits")
 
 
+@pytest.mark.slow
 def test_a_rank_killed_before_it_confirmed_ends_the_lease(world: World) -> None:
     """No body has begun, the other's neither; it learns why, and the group is free."""
     dead = start(world, 0, before=UNCONFIRMED)
@@ -87,7 +94,7 @@ def test_a_rank_killed_inside_ends_the_lease(world: World) -> None:
     assert world.redis.hlen(world.group().waiters) == world.redis.zcard(world.group().alive) == 0
 
 
-@pytest.mark.parametrize("stage", ["forming", "inside"])
+@pytest.mark.parametrize("stage", [pytest.param("forming", marks=pytest.mark.slow), "inside"])
 def test_an_agent_that_saw_the_process_end_ends_it_at_once(world: World, stage: str) -> None:
     """In a served group nobody waits for the term."""
     world.serve("g")
@@ -192,7 +199,7 @@ def test_two_programs_with_one_job_id_are_told_so(world: World) -> None:
     assert [rank.line() for rank in one] == ["inside", "inside"]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_rank_killed_around_its_join_leaves_nothing_behind(world: World, when: str) -> None:
     """Whether the server had the call or not, the others end or form anew."""
     world.redis.script_load(load("join").source)

@@ -124,12 +124,12 @@ def _first_lease_unchecked() -> None:
             holding.lease.begin_body()
         yield from ()
 
-    Hold._gone = all_stand  # type: ignore[attr-defined] # noqa: SLF001
+    Hold._gone = all_stand  # type: ignore[method-assign,assignment] # noqa: SLF001
 
 
 def _unseen_is_out() -> None:
     """An agent tells of a job that it can't see that it is out."""
-    from timeslice.agent.doubts import Doubts  # type: ignore[import-not-found,unused-ignore]
+    from timeslice.agent.doubts import Doubts
 
     async def none(*_: Any) -> str:
         return ""
@@ -151,7 +151,7 @@ def _wiped_is_nobodys() -> None:
         judge(self, {pid: each for pid, each in others.items() if isinstance(each, int)}, *why)
 
     vars(environment)["Snapshot"]._inherited = lambda *_: set()  # noqa: SLF001
-    Finder._judge = judge_strangers  # type: ignore[attr-defined] # noqa: SLF001
+    Finder._judge = judge_strangers  # type: ignore[method-assign,assignment] # noqa: SLF001
 
 
 def _refused_is_ended() -> None:
@@ -159,7 +159,7 @@ def _refused_is_ended() -> None:
     from timeslice.agent.targets import TargetRegistry
 
     assert isinstance(vars(TargetRegistry).get("unwatched"), property), "who can't be watched is no longer told so"
-    TargetRegistry.unwatched = property(lambda _: {})  # type: ignore[attr-defined]
+    TargetRegistry.unwatched = property(lambda _: {})  # type: ignore[method-assign,assignment]
 
 
 def _no_confirmation() -> None:
@@ -266,7 +266,11 @@ MUTANTS: Mapping[str, Mutant] = {
         frozenset({"tokens", "overlap"}),
         [
             Edit("group.lua", "set('counter', math.max(S.counter + 1, now))", "set('counter', S.counter + 1)"),
-            Edit("group.lua", "  if floor > S.counter then\n    note_loss()\n  end\n", ""),
+            Edit(
+                "group.lua",
+                "  if floor > S.counter or (floor > 0 and floor < S.birth) then\n    note_loss()\n  end\n",
+                "",
+            ),
             Edit("renew.lua", "  set('counter', math.max(S.counter, token))\n", ""),
         ],
     ),
