@@ -21,6 +21,8 @@ from timeslice.embedded import EmbeddedServer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["tests.support.failures"]
+
 ServerFactory = Callable[..., EmbeddedServer]
 NeedsTool = Callable[[str], str]
 

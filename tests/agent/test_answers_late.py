@@ -13,7 +13,7 @@ from timeslice.locks import scripts
 __all__ = ["start"]
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_what_answers_again_is_known_again(rig: Rig, start: StartJob, tmp_path: Path, restarted: bool) -> None:
     """The order to suspend is not answered: the job's state is unknown, and nobody is let in. When the workload comes
     back from it, the agent hears where the state is, and the rival gets in without `timeslice repair`. The same where

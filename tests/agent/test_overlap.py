@@ -119,8 +119,18 @@ async def test_memory_that_was_not_freed_is_noticed_beside_a_comer(rig: Rig, mon
         assert "release b" not in rig.fake.calls()
 
 
-@pytest.mark.parametrize("operation", ["suspend", "restore", "release"])
-@pytest.mark.parametrize("moment", ["before", "after"])
+# In the fast tier: one copy is made and not noted, the other not begun.
+@pytest.mark.parametrize(
+    ("moment", "operation"),
+    [
+        pytest.param("before", "suspend", marks=pytest.mark.slow),
+        ("after", "suspend"),
+        ("before", "restore"),
+        pytest.param("after", "restore", marks=pytest.mark.slow),
+        pytest.param("before", "release", marks=pytest.mark.slow),
+        pytest.param("after", "release", marks=pytest.mark.slow),
+    ],
+)
 async def test_an_agent_killed_in_between_finishes_both(rig: Rig, operation: str, moment: str) -> None:
     """Killed at any point of either copy, the next run finishes the order from what it observes."""
     agent = rig.spawn_agent()
@@ -135,7 +145,7 @@ async def test_an_agent_killed_in_between_finishes_both(rig: Rig, operation: str
     assert isinstance(await rig.promote(command.swap), scripts.Promoted)
 
 
-@pytest.mark.parametrize("operation", ["suspend", "restore"])
+@pytest.mark.parametrize("operation", ["suspend", pytest.param("restore", marks=pytest.mark.slow)])
 async def test_an_agent_killed_in_between_can_still_undo_both(rig: Rig, operation: str) -> None:
     """What may have been done was on disk before either copy began, so a rollback finds it."""
     agent = rig.spawn_agent()
@@ -169,8 +179,15 @@ async def test_what_came_in_before_the_agent_was_killed_hides_nothing(rig: Rig) 
     assert _state(rig) == AFTER
 
 
-@pytest.mark.parametrize("operation", ["suspend", "restore"])
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("moment", "operation"),
+    [
+        pytest.param("before", "suspend", marks=pytest.mark.slow),
+        ("after", "suspend"),
+        pytest.param("before", "restore", marks=pytest.mark.slow),
+        pytest.param("after", "restore", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_lie_that_outlives_the_agent_is_found_beside_a_comer(rig: Rig, operation: str, moment: str) -> None:
     """G06: the leaver's memory stays taken, and the agent is killed in between. The next run knows what was free before
     either copy, tells what the comer took from it, and undoes both."""

@@ -207,7 +207,14 @@ async def test_a_waiter_gets_in_by_itself_when_the_memory_is_free(rig: Rig) -> N
         await task
 
 
-@pytest.mark.parametrize("killed", ["in the suspend", "in the undo", "after the answer"])
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param("in the suspend", marks=pytest.mark.slow),
+        "in the undo",
+        pytest.param("after the answer", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_restarted_agent_still_knows_what_is_owed(rig: Rig, killed: str) -> None:
     """G06: what was due and what was free before is on disk before the suspend, so that the next agent counts, too."""
     agent = rig.spawn_agent(free_s=FREE_S)

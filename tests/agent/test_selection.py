@@ -282,7 +282,7 @@ async def test_what_needed_no_copy_is_told_of_each_step(rig: Rig) -> None:
         assert (await rig.member("a")).saved_bytes == 100
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
 async def test_an_agent_killed_while_a_part_leaves_finishes_the_same_part(rig: Rig, moment: str) -> None:
     """The selection is on disk before anything moves; the next run goes on with it, and knows later how it left."""
     agent = rig.spawn_agent()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.agent.rig import Rig, until
+from tests.support.jobs import DEADLINE_S
 from timeslice.agent.targets import TargetRegistry
 from timeslice.models import Target
 
@@ -58,6 +62,30 @@ async def test_a_registered_process_is_known_until_it_ends(rig: Rig, known: Regi
     assert known.registry.jobs() == ()
     assert [(e.job, e.pid, e.start) for e in known.registry.ended] == [("a", target.pid, target.start)]
     assert known.registry.departed == {"a": {target.pid}}
+
+
+async def test_what_is_known_last_is_on_disk(
+    rig: Rig, known: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two tasks of the agent learn of a process at a time: the slower one neither fails nor puts back what it knew."""
+    first, second = (rig.target("a", rig.spawn().pid) for _ in range(2))
+    begun, go, sync = threading.Event(), threading.Event(), os.fsync
+
+    def slow_once(fd: int) -> None:
+        if not begun.is_set():
+            begun.set()
+            assert go.wait(DEADLINE_S)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow_once)
+    slower = asyncio.create_task(known.take(first))
+    await until(begun.is_set, "the first is being written")
+    faster = asyncio.create_task(known.take(first, second))
+    await asyncio.wait({faster}, timeout=0.5)  # it may have to wait
+    go.set()
+    await asyncio.gather(slower, faster)
+    assert {each["pid"] for each in json.loads(known.path.read_text())} == {first.pid, second.pid}
+    assert caplog.messages == []
 
 
 async def test_a_dead_process_is_not_alive_though_nobody_has_noticed_yet(rig: Rig, known: Registry) -> None:

@@ -204,10 +204,16 @@ async def make_rig(
     await driver.close()
 
 
-CUDA = ["cuda by tool", "cuda by driver", "cuda by toggle"]
+CUDA = ["cuda by tool", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("cuda by driver", "cuda by toggle"))]
+
+# Those that differ from another one only in whom they ask for the state or how they tell it what to do. Each has a test
+# of its own in the fast tier all the same: a restore that fails, and is tried again.
+VARIANTS = [
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("arena by tool", "cuda by driver", "cuda by toggle")
+]
 
 
-@pytest.fixture(params=["arena", "arena by tool", *CUDA, "channel", "http", "composite", "process", "noop"])
+@pytest.fixture(params=["arena", "cuda by tool", "channel", "http", "composite", "process", "noop", *VARIANTS])
 def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
     """Each backend in turn."""
     return make_rig(request.param)

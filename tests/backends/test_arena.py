@@ -23,7 +23,7 @@ from timeslice.errors import BackendError, FaultKind
 from timeslice.models import Residency
 
 
-@pytest.fixture(params=["arena", "arena by tool"])
+@pytest.fixture(params=["arena", pytest.param("arena by tool", marks=pytest.mark.slow)])
 def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
     """With the state from the control block, and from the tool."""
     return make_rig(request.param)
@@ -44,13 +44,14 @@ def behave(device: Device) -> None:
     (Path(device.path) / FAULTS_FILE).unlink()
 
 
-async def test_a_lock_that_fails_once_in_a_while_is_nobodys_trouble(make_rig: MakeRig) -> None:
-    """F03: every twentieth lock fails, a hundred swaps: no fault, and the content is the same at the end."""
+@pytest.mark.parametrize(("every", "swaps"), [(4, 10), pytest.param(20, 100, marks=pytest.mark.slow)])
+async def test_a_lock_that_fails_once_in_a_while_is_nobodys_trouble(make_rig: MakeRig, every: int, swaps: int) -> None:
+    """F03: every so many locks one fails, in many swaps: no fault, and the content is the same at the end."""
     rig = make_rig("arena")
     worker = rig.start(nbytes=MIB)
     job = rig.job(worker)
-    misbehave(rig.device, "lock:1/20")
-    for _ in range(100):
+    misbehave(rig.device, f"lock:1/{every}")
+    for _ in range(swaps):
         await rig.out(job)
         await rig.back(job)
     behave(rig.device)

@@ -213,7 +213,10 @@ async def test_health_is_good_here(rig: Rig) -> None:
     assert list(await rig.backend.health()) == []
 
 
-@pytest.mark.parametrize("kind", ["arena", "arena by tool", *CUDA, "channel", "composite", "http"])
+@pytest.mark.parametrize(
+    "kind",
+    ["arena", "arena by tool", "cuda by tool", "cuda by driver", "cuda by toggle", "channel", "composite", "http"],
+)
 async def test_a_failed_restore_leaves_the_copy_intact(make_rig: MakeRig, kind: str) -> None:
     """Without room: a fault, the job still suspended; with room again it comes back as it was."""
     rig = make_rig(kind)
@@ -232,7 +235,7 @@ async def test_a_failed_restore_leaves_the_copy_intact(make_rig: MakeRig, kind: 
     assert worker.content_is_intact()
 
 
-@pytest.mark.parametrize("kind", ["arena", "arena by tool", *CUDA, "channel", "composite", "http"])
+@pytest.mark.parametrize("kind", ["arena", *CUDA, "channel", "composite", "http"])
 async def test_a_restore_is_all_or_nothing(make_rig: MakeRig, kind: str) -> None:
     """Of two ranks only one fits: after the fault none is on the device."""
     rig = make_rig(kind)

@@ -32,8 +32,9 @@ async def main():
     await backend.release(job, deadline_s=60)
 asyncio.run(main())
 """
+FAST = {("before", "checkpoint", 2), ("after", "restore", 2)}
 POINTS = [
-    pytest.param(when, action, number, marks=[pytest.mark.slow] if number == 1 else [])
+    pytest.param(when, action, number, marks=[] if (when, action, number) in FAST else [pytest.mark.slow])
     for action in ("lock", "checkpoint", "restore", "unlock")
     for number in (1, 2)
     for when in ("before", "after")
@@ -95,8 +96,8 @@ async def test_the_next_agent_undoes_what_a_killed_one_began(
     assert cuda.node.overlaps() == []
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_toggle_that_outlives_its_agent_is_not_done_again(
     cuda: CudaRig, killer: Killer, when: str, number: int
 ) -> None:

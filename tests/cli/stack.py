@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from click.testing import CliRunner, Result
 
 from tests.cli.conftest import TIMESLICE
+from timeslice.cli.main import main
 
 Up = Callable[..., subprocess.Popen[str]]
 
@@ -36,9 +38,14 @@ def cli(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([TIMESLICE, *args], capture_output=True, text=True, timeout=60, check=False)
 
 
+def ask(*args: str) -> Result:
+    """As `cli`, without a process: for what only asks or orders, and has its answer at once."""
+    return CliRunner().invoke(main, args)
+
+
 def shown(*args: str) -> Any:
-    done = cli(*args, "--json")
-    assert done.returncode == 0, done.stderr
+    done = ask(*args, "--json")
+    assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 

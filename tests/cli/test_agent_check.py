@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from tests.cli.conftest import TIMESLICE
 from tests.gpu.fixtures import gpu_node
 from tests.gpu.node import GIB, Node, uuid
 from timeslice.backends.registry import names
+from timeslice.cli.main import main
 
 __all__ = ["gpu_node"]
 
@@ -36,9 +38,12 @@ class Broken(NoopBackend):
 """
 
 
+NOBODY = {"TIMESLICE_URL": "redis://127.0.0.1:1"}  # serves Redis there
+
+
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command as a user runs it, on a machine where nobody serves Redis."""
-    surroundings = {**os.environ, "TIMESLICE_URL": "redis://127.0.0.1:1", **environment}
+    """The command as a user runs it, in an environment that only a process of its own can have."""
+    surroundings = {**os.environ, **NOBODY, **environment}
     return subprocess.run(
         [TIMESLICE, "agent", "--check", *args],
         env=surroundings,
@@ -49,10 +54,20 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def check(*args: str) -> Result:
+    """The same in this process."""
+    return CliRunner(env=NOBODY).invoke(main, ["agent", "--check", *args])
+
+
 def told(*args: str, environment: Mapping[str, str] | None = None, code: int = 0) -> dict[str, Any]:
-    done = run(*args, "--json", **(environment or {}))
-    assert done.returncode == code, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
+    if environment:
+        done = run(*args, "--json", **environment)
+        status, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        result = check(*args, "--json")
+        status, out, err = result.exit_code, result.stdout, result.stderr
+    assert status == code, err
+    document: dict[str, Any] = json.loads(out)
     return document
 
 
@@ -61,7 +76,7 @@ def backends(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def others(tmp_path: Path) -> dict[str, str]:
+def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Backends that another distribution brings."""
     folder = tmp_path / "others"
     (folder / "others-1.0.dist-info").mkdir(parents=True)
@@ -69,7 +84,7 @@ def others(tmp_path: Path) -> dict[str, str]:
     (folder / "others-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     entries = "[timeslice.backends]\nsick = others:Sick\nbroken = others:Broken\nabsent = nowhere:At\n"
     (folder / "others-1.0.dist-info" / "entry_points.txt").write_text(entries)
-    return {"PYTHONPATH": str(folder)}
+    monkeypatch.syspath_prepend(folder)
 
 
 def test_every_installed_backend_has_a_line(tmp_path: Path) -> None:
@@ -87,22 +102,22 @@ def test_every_installed_backend_has_a_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_backends_of_others_are_looked_at_too(others: dict[str, str]) -> None:
+def test_backends_of_others_are_looked_at_too(others: None) -> None:
     """One that is sick says what it lacks, one that raises is no crash of ours, one that can't be loaded is named."""
-    found = backends(told(environment=others))
+    found = backends(told())
     assert found["sick"]["problems"] == ["the licence is over; buy another", "and it is cold here"]
     assert "failed in an unexpected way: KeyError" in found["broken"]["problems"][0]
     assert "can't be loaded" in found["absent"]["problems"][0]
     assert [found[name]["ok"] for name in ("sick", "broken", "absent", "noop")] == [False, False, False, True]
-    line = next(line for line in run(**others).stdout.splitlines() if line.startswith("sick"))
+    line = next(line for line in check().stdout.splitlines() if line.startswith("sick"))
     assert line.split()[1] == "no"
     assert "the licence is over; buy another; and it is cold here" in line
 
 
-def test_the_exit_code_is_about_the_backends_that_are_named(others: dict[str, str]) -> None:
+def test_the_exit_code_is_about_the_backends_that_are_named(others: None) -> None:
     """1 as soon as one that --backend names can't work, with any options of a real agent; else 0."""
-    assert told("--backend", "noop", environment=others)["schema"] == 1
-    told("--backend", "trainers=sick", "--group", "trainers", environment=others, code=1)
+    assert told("--backend", "noop")["schema"] == 1
+    told("--backend", "trainers=sick", "--group", "trainers", code=1)
     missing = backends(told("--backend", "nothere", code=1))["nothere"]
     assert missing["asked"] is True
     assert "no backend 'nothere'; installed are:" in missing["problems"][0]
@@ -110,7 +125,7 @@ def test_the_exit_code_is_about_the_backends_that_are_named(others: dict[str, st
 
 def test_what_is_no_more_than_a_stage_does_not_work_alone() -> None:
     """An agent refuses it as a backend of its own, so the check does when it is asked; else its line says what for."""
-    line = next(line for line in run().stdout.splitlines() if line.startswith("quiesce"))
+    line = next(line for line in check().stdout.splitlines() if line.startswith("quiesce"))
     assert line.split(maxsplit=2) == ["quiesce", "ok", "as a stage of composite"]
     alone = backends(told("--backend", "quiesce", code=1))["quiesce"]
     assert alone["stage"] is True
@@ -149,8 +164,6 @@ def test_every_field_is_documented(gpu_node: Node) -> None:
 
 def test_json_is_only_for_the_check() -> None:
     """An agent that serves prints no result."""
-    done = subprocess.run(
-        [TIMESLICE, "agent", "--group", "trainers", "--json"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
+    done = CliRunner().invoke(main, ["agent", "--group", "trainers", "--json"])
+    assert done.exit_code == 2
     assert "--json goes with --check" in done.stderr

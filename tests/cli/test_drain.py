@@ -7,7 +7,7 @@ import signal
 
 from tests.cli.conftest import NODE, Cli, World
 from tests.cli.operated import SIZE, StartJob
-from tests.cli.stack import Up, cli, ready, shown
+from tests.cli.stack import Up, ask, ready, shown
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Observed
 
@@ -19,13 +19,13 @@ def test_a_node_is_emptied_and_put_back(up: Up, job: StartJob) -> None:
     node = shown("nodes")["nodes"][0]["node"]
     first, second = job("a"), job("b")
     first.do("hold", "inside")
-    waited = cli("node", "drain", node, "--wait", "0.5")
-    assert waited.returncode == 4
+    waited = ask("node", "drain", node, "--wait", "0.5")
+    assert waited.exit_code == 4
     assert "trainers: job a holds it" in waited.stderr
     assert f"node {node} stays drained" in waited.stderr
     second.tell("hold")
-    done = cli("node", "drain", node, "--revoke", "--reason", "new disk", "--json")
-    assert done.returncode == 0, done.stderr
+    done = ask("node", "drain", node, "--revoke", "--reason", "new disk", "--json")
+    assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout) == {
         "schema": 1,
         "node": node,
@@ -39,10 +39,10 @@ def test_a_node_is_emptied_and_put_back(up: Up, job: StartJob) -> None:
     assert (group["phase"], group["paused"], group["residents"]) == ("paused", True, [])
     assert f"node {node} by " in group["reason"]
     assert "timeslice node undrain" in group["waiters"][0]["why"]
-    assert cli("node", "drain", node).returncode == 0
-    assert cli("node", "undrain", node).returncode == 0
+    assert ask("node", "drain", node).exit_code == 0
+    assert ask("node", "undrain", node).exit_code == 0
     second.until("inside")
-    assert "was not drained" in cli("node", "undrain", node).stderr
+    assert "was not drained" in ask("node", "undrain", node).stderr
 
 
 def test_an_interrupt_leaves_it_drained_and_says_so(cli: Cli, world: World) -> None:

@@ -6,7 +6,7 @@ import json
 
 from tests.cli.conftest import Cli, World
 from tests.cli.operated import SIZE, StartJob
-from tests.cli.stack import Up, cli, ready, shown
+from tests.cli.stack import Up, ask, ready, shown
 from timeslice.locks import scripts
 
 
@@ -15,20 +15,20 @@ def test_a_job_that_has_yielded_is_moved_out_and_comes_back_whole(up: Up, job: S
     ready(up())
     first = job("a")
     first.do("hold", "inside")
-    holding = cli("evict", "a")
-    assert holding.returncode == 6
+    holding = ask("evict", "a")
+    assert holding.exit_code == 6
     assert "it holds the group; take that away first: timeslice revoke" in holding.stderr
     first.do("yield", "yielded")
-    done = cli("evict", "a", "--reason", "debugging", "--json")
-    assert done.returncode == 0, done.stderr
+    done = ask("evict", "a", "--reason", "debugging", "--json")
+    assert done.exit_code == 0, done.stderr
     (told,) = json.loads(done.stdout)["groups"]
     assert (told["group"], told["state"]) == ("trainers", "out")
     (group,) = shown("status", "trainers")["groups"]
     assert [(each["job"], each["residency"], each["host_bytes"]) for each in group["jobs"]] == [
         ("a", "suspended", SIZE)
     ]
-    again = cli("evict", "a")
-    assert again.returncode == 0
+    again = ask("evict", "a")
+    assert again.exit_code == 0
     assert "job a has nothing on the device of trainers" in again.stderr
     assert first.do("hold", "inside").endswith("same")
 
@@ -78,13 +78,18 @@ def test_an_unknown_job_is_exit_code_3(cli: Cli, world: World) -> None:
     assert cli("evict", "a", "--group", "trainer").exit_code == 3
 
 
-def test_a_job_that_only_has_processes_is_known(cli: Cli, world: World) -> None:
-    """As `timeslice jobs` shows it: there is nothing to do, which is no error."""
+def test_a_job_that_only_has_processes_is_asked_for_what_it_has(cli: Cli, world: World) -> None:
+    """It may have loaded without a turn. Who can't be asked is no job that has nothing: refused, with the reason."""
     world.serve("trainers")
-    world.driver.run(scripts.register(world.keys.group("trainers"), "a", "node-1", 77, "{}"))
-    result = cli("evict", "a")
-    assert result.exit_code == 0
-    assert "job a has nothing on the device of trainers" in result.stderr
+    keys = world.keys.group("trainers")
+    world.driver.run(scripts.register(keys, "a", "node-1", 77, "{}"))
+    refused = cli("evict", "a")
+    assert refused.exit_code == 6
+    assert "no coordinator drives the swap" in refused.stderr
+    world.driver.run(scripts.own(keys, "c1", 60_000))
+    pending = cli("evict", "a", "--wait", "0")
+    assert pending.exit_code == 0
+    assert world.driver.view(keys).state["evict"] == "a"
     gone = cli("evict", "b")
     assert gone.exit_code == 3
     assert "it has ended and left nothing, or is misspelt" in gone.stderr

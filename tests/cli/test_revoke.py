@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import NODE, Cli, World, eventually
 from tests.cli.operated import SIZE, StartJob
-from tests.cli.stack import Up, cli, ready, shown
+from tests.cli.stack import Up, ask, ready, shown
 from timeslice.locks import scripts
 
 
@@ -26,8 +26,8 @@ def test_a_holder_in_an_endless_loop_is_taken_out(up: Up, job: StartJob) -> None
     first.do("hold", "inside")
     first.do("hang", "hangs")
     second.tell("hold")
-    done = cli("revoke", "trainers", "--job", "a", "--reason", "loops since noon", "--json")
-    assert done.returncode == 0, done.stderr
+    done = ask("revoke", "trainers", "--job", "a", "--reason", "loops since noon", "--json")
+    assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["job"], told["already"], told["moved"]["state"]) == ("a", False, "out")
     second.until("inside")
@@ -36,8 +36,8 @@ def test_a_holder_in_an_endless_loop_is_taken_out(up: Up, job: StartJob) -> None
     lost = first.until("lost:")
     assert "revoked it (loops since noon)" in lost
     assert told["by"] in lost
-    late = cli("revoke", "trainers", "--job", "a")
-    assert late.returncode == 6
+    late = ask("revoke", "trainers", "--job", "a")
+    assert late.exit_code == 6
     assert "job a does not hold trainers; job b does" in late.stderr
 
 
@@ -47,9 +47,9 @@ def test_a_workload_that_does_not_let_go_is_moved_from_outside_and_back(up: Up, 
     ready(up())
     first = job("a", "busy")
     first.do("hold", "inside")
-    assert cli("revoke", "trainers").returncode == 0
-    again = cli("revoke", "trainers", "--json")
-    assert again.returncode == 0
+    assert ask("revoke", "trainers").exit_code == 0
+    again = ask("revoke", "trainers", "--json")
+    assert again.exit_code == 0
     assert json.loads(again.stdout)["already"] is True
     assert member("a")["residency"] == "suspended"
     first.until("lost:")
@@ -64,7 +64,7 @@ def test_a_stopped_holder_is_taken_out_before_its_lease_is_over(up: Up, job: Sta
     first.do("hold", "inside")
     first.process.send_signal(signal.SIGSTOP)
     second.tell("hold")
-    assert cli("revoke", "trainers").returncode == 0
+    assert ask("revoke", "trainers").exit_code == 0
     second.until("inside")
     assert member("a")["residency"] == "suspended"
 

@@ -32,7 +32,7 @@ def shown(cli: Cli, *args: str, columns: int, typed: bytes = b"", code: int = 0)
     return read.decode()
 
 
-@pytest.mark.parametrize("columns", [30, 80, 100, 250])
+@pytest.mark.parametrize("columns", [30, 80, *(pytest.param(width, marks=pytest.mark.slow) for width in (100, 250))])
 def test_no_column_is_lost_on_a_narrow_terminal(cli: Cli, world: World, columns: int) -> None:
     """Name, agent and fault of a node are what one looks for; 80 columns showed none of them."""
     node = "node-of-the-far-rack"
@@ -44,7 +44,7 @@ def test_no_column_is_lost_on_a_narrow_terminal(cli: Cli, world: World, columns:
     assert "trainers" in text
 
 
-@pytest.mark.parametrize("columns", [30, 80, 110])
+@pytest.mark.parametrize("columns", [30, *(pytest.param(width, marks=pytest.mark.slow) for width in (80, 110))])
 def test_names_are_whole_on_a_narrow_terminal(cli: Cli, world: World, columns: int) -> None:
     """A name that is cut can't be copied into the next command."""
     name = "trainers-of-a-group-with-a-long-name"

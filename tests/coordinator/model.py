@@ -52,6 +52,7 @@ class Model:
     lively: bool = True  # the waiter answers
     intruder: bool = False
     orders: dict[str, list[str]] = field(default_factory=dict)  # node -> steps ordered, oldest first
+    running: set[str] = field(default_factory=set)  # nodes whose agent has what they began in hand
     where: dict[tuple[str, str], str] = field(default_factory=dict)  # (node, job) -> residency
     ended: str = ""
     memory: swap.Memory = field(default_factory=swap.Memory)
@@ -70,6 +71,7 @@ class Model:
     def leave(self, node: str) -> None:
         """Its orders stay in its stream, for when it comes again."""
         self.nodes.pop(node, None)
+        self.running.discard(node)
 
     def _arrive(self, node: str) -> None:
         self.where |= {(node, "a"): "resident", (node, "b"): "suspended" if self.saved else "absent"}
@@ -114,13 +116,13 @@ class Model:
                 assert step == self.step
                 for node in nodes:
                     self.orders.setdefault(node, []).append(step)
-                self.memory = replace(self.memory, sent=self.memory.sent | set(nodes))
+                self.memory = swap.sent(self.memory, nodes, self.now)
             case swap.Move(before, after, budget, why):
                 assert before == self.step
                 again = before == after
                 self.memory = replace(
                     self.memory,
-                    sent=frozenset(),
+                    sent={},
                     attempt=self.memory.attempt + 1 if again else 1,
                     why=self.memory.why if again else why,
                 )
@@ -148,17 +150,25 @@ class Model:
 
     def take(self, node: str) -> bool:
         """The node reads its next order and asks whether it still stands."""
-        if node not in self.nodes or not self.orders.get(node) or self.nodes[node][1].startswith("begun"):
+        if node not in self.nodes or not self.orders.get(node) or node in self.running:
             return False
         step = self.orders[node].pop(0)
-        if not self.ended and step == self.step and self.now < self.deadline:
+        if self.nodes[node] == (7, f"begun {step}") and step == self.step:
+            self.running.add(node)  # again: it finishes what it has begun, however late
+        elif not self.ended and step == self.step and self.now < self.deadline:
             self.nodes[node] = (7, f"begun {step}")
+            self.running.add(node)
         return True
+
+    def die(self, node: str) -> None:
+        """Its agent ends, and with it what is in its hands; what it began it takes up when it is ordered again."""
+        self.running.discard(node)
 
     def report(self, node: str, *, well: bool) -> bool:
         """The node ends what it began. What failed was undone there; a rollback always succeeds."""
-        if node not in self.nodes or not self.nodes[node][1].startswith("begun"):
+        if node not in self.nodes or node not in self.running:
             return False
+        self.running.discard(node)
         step = self.nodes[node][1].removeprefix("begun ")
         if step == "rollback" or not well:
             self._arrive(node)

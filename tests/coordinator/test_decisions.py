@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.coordinator.model import NOW, Model, view_of
 from timeslice.coordinator import swap
 from timeslice.coordinator.swap import Memory, decide, make_plan
-from timeslice.models import Plan
+from timeslice.models import Plan, Step
 
 NODES = {"n1": (7, "prepared"), "n2": (7, "prepared")}
 
@@ -100,7 +100,7 @@ def test_an_unreachable_node_is_shown_at_once(step: str) -> None:
     given up; when it beats again the reason goes."""
     plan = Plan(out=("a",), nodes=("n1",)).model_dump_json()
     state = {"swap_id": 7, "swap_job": "b", "swap_step": step, "plan": plan, "swap_deadline_ms": NOW + 300_000}
-    nodes, memory = {"n1": (7, f"begun {step}")}, Memory(sent=frozenset({"n1"}))
+    nodes, memory = {"n1": (7, f"begun {step}")}, Memory(sent={"n1": NOW})
     alive = view_of(state=state, jobs={"a": "suspending"}, nodes=nodes)
     assert isinstance(decide(alive, memory), swap.Wait)
     silent = {"n1": replace(alive.nodes["n1"], alive=False, heartbeat_age_s=2.0)}
@@ -109,6 +109,30 @@ def test_an_unreachable_node_is_shown_at_once(step: str) -> None:
     shown = {**alive.state, "reason": reason}
     assert isinstance(decide(replace(alive, nodes=silent, state=shown), memory), swap.Wait)
     assert decide(replace(alive, state=shown), memory) == swap.Hang(step, "")
+
+
+@pytest.mark.parametrize("step", ["prepare", "commit", "rollback"])
+def test_a_step_without_an_answer_is_ordered_again(step: Step) -> None:
+    """The order that a node has begun may be lost with its stream while its agent was away: it is given again, by the
+    same id, every few seconds while the node beats; also by a new owner, and after the step's time is over."""
+    plan = Plan(out=("a",), nodes=("n1",))
+    state = {"swap_id": 7, "swap_job": "b", "swap_step": step, "plan": plan.model_dump_json(), "owner_epoch": 9}
+    view = view_of(state={**state, "swap_deadline_ms": NOW + 300_000}, nodes={"n1": (7, f"begun {step}")})
+    at = replace(view.nodes["n1"], command=f"7/n1/{step}/4.1")
+    begun, again = replace(view, nodes={"n1": at}), swap.Send(step, ("n1",), plan)
+    assert decide(begun, Memory()) == again
+    assert swap.command_id(begun, Memory(), step, "n1") == at.command
+    sent = swap.sent(Memory(), ["n1"], NOW)
+    assert isinstance(decide(begun, sent), swap.Wait)
+    later = replace(begun, now_ms=NOW + swap.AGAIN_MS)
+    assert decide(later, sent) == again
+    silent = {"n1": replace(at, alive=False, heartbeat_age_s=2.0)}
+    assert not isinstance(decide(replace(later, nodes=silent), sent), swap.Send)
+    if step == "commit":
+        overdue = replace(later, now_ms=NOW + 400_000)
+        hang = decide(overdue, sent)
+        assert isinstance(hang, swap.Hang)
+        assert decide(replace(overdue, state={**overdue.state, "reason": hang.reason}), sent) == again
 
 
 def test_pauses_double_up_to_thirty_seconds() -> None:
@@ -121,9 +145,9 @@ def test_pauses_double_up_to_thirty_seconds() -> None:
 @given(data=st.data())
 @settings(max_examples=400, deadline=None)
 def test_it_never_grants_on_a_guess_and_always_ends(data: st.DataObject) -> None:
-    """Nodes that take, drop, fail, delay and forget orders, join and leave, owners that change, clocks that run on,
-    intruders: whenever it promotes, every node has reported that what must be out is out and what must be in is in;
-    and once nobody misbehaves any more the swap ends."""
+    """Nodes that take, drop, fail, delay and forget orders, die over them, join and leave, owners that change, clocks
+    that run on, intruders: whenever it promotes, every node has reported that what must be out is out and what must be
+    in is in; and once nobody misbehaves any more the swap ends."""
     names = data.draw(st.lists(st.sampled_from(["n1", "n2", "n3"]), unique=True, min_size=1))
     model = Model(dict.fromkeys(names, (3, "done")), saved=data.draw(st.booleans()))
     model.lively = data.draw(st.sampled_from([True, True, True, True, False]))
@@ -136,7 +160,7 @@ def test_it_never_grants_on_a_guess_and_always_ends(data: st.DataObject) -> None
             model.act(action)
             continue
         node = data.draw(st.sampled_from(sorted(model.nodes) or ["n1"]))
-        match data.draw(st.sampled_from(calm if is_calm else [*calm, "ill", "late", "lost", "owner", "odd"])):
+        match data.draw(st.sampled_from(calm if is_calm else [*calm, "ill", "late", "lost", "dies", "owner", "odd"])):
             case "take":
                 model.take(node)
             case "move":
@@ -149,6 +173,8 @@ def test_it_never_grants_on_a_guess_and_always_ends(data: st.DataObject) -> None
                 model.now += data.draw(st.integers(1, 400_000))
             case "lost":
                 model.orders.pop(node, None)
+            case "dies":
+                model.die(node)
             case "owner":
                 model.memory = Memory()
             case "odd":

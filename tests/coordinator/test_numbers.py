@@ -207,7 +207,14 @@ async def test_a_fourth_comes_and_goes_while_swaps_run(crowd: Crowd) -> None:
     await crowd.check()
 
 
-@pytest.mark.parametrize("point", ["before orders prepare", "before step commit", "before orders commit"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("before orders prepare", marks=pytest.mark.slow),
+        pytest.param("before step commit", marks=pytest.mark.slow),
+        "before orders commit",
+    ],
+)
 async def test_one_that_wakes_with_orders_in_hand_does_no_harm(alone: Crowd, point: str) -> None:
     """It is stopped (SIGSTOP) between two lines, loses its group, and on waking goes on with the next line, while its
     heir is at the same step of the same swap: the agent refuses its orders, every script its word."""

@@ -59,7 +59,9 @@ def await_true(what: str, check: Callable[[], object], seconds: float = 60) -> N
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("path", ["channel", "checkpoint", "both"])
+@pytest.mark.parametrize(
+    "path", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("channel", "checkpoint")), "both"]
+)
 def test_slicing_changes_nothing_but_the_order(path: StatePath, temporary: Path) -> None:
     """Whichever way the state moves: swaps happen, nobody overlaps, tokens rise, every bit of the result is equal."""
     before = dict(os.environ)
@@ -124,7 +126,7 @@ def test_the_command_writes_numbers_picture_and_events(tmp_path: Path, temporary
     assert "by turns" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path, temporary: Path) -> None:
     """Ctrl-C or a plain kill in the middle of a run: no process, no mount, no file is left."""
     with demo("--verifier-latency", "0.3", cwd=tmp_path, temporary=temporary) as running:

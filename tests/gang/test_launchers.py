@@ -23,9 +23,13 @@ TORCHRUN = {
 }
 
 
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-node-1-5@1"}
+
+
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in TORCHRUN:
+    for variable in [*TORCHRUN, *SLURM, *OPEN_MPI]:
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -91,6 +95,45 @@ def test_a_gang_of_one_rank_from_each_node_is_none_of_one_node(torchrun: pytest.
     here = name_of(rank=1, world_size=2)
     torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert name_of(rank=1, world_size=2) == here
+
+
+def test_starts_on_one_node_each_are_told_apart_by_it(
+    torchrun: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun's own address on each of them is "localhost", with the same port and without a run id."""
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("MASTER_ADDR", "localhost")):
+        torchrun.setenv(name, value)
+    here = name_of()
+    monkeypatch.setattr("platform.node", lambda: "another")
+    assert name_of() != here
+    torchrun.setenv("WORLD_SIZE", "4")  # on two nodes
+    there = name_of()
+    monkeypatch.undo()
+    for name, value in {
+        **TORCHRUN,
+        "TORCHELASTIC_RUN_ID": "none",
+        "MASTER_ADDR": "localhost",
+        "WORLD_SIZE": "4",
+    }.items():
+        torchrun.setenv(name, value)
+    assert name_of() == there
+
+
+@pytest.mark.parametrize(("launcher", "told"), [(SLURM, "SLURM_STEP_ID"), (OPEN_MPI, "PMIX_NAMESPACE")])
+def test_two_steps_of_a_launcher_of_tasks_are_two_starts(
+    monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str], told: str
+) -> None:
+    """Where each rank is a task of it. Where a task starts several ranks, or torchrun does, its steps say nothing."""
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    names = {rank: name_of(rank=0, world_size=rank) for rank in (2, 4)}
+    monkeypatch.setenv(told, "1")
+    assert name_of(rank=1, world_size=2) != names[2]
+    assert name_of(rank=1, world_size=4) == names[4]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    under_torchrun = name_of(rank=1, world_size=2)
+    monkeypatch.setenv(told, "2")
+    assert name_of(rank=1, world_size=2) == under_torchrun
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Ranks as processes of their own, killed at each stage: the others go on with an error that names the dead."""
+"""Ranks as processes of their own, killed at each stage: the others go on with an error that names the dead.
+
+What a silent or ended rank means at each stage, the tests of the scripts say (test_verbs, test_served); in the fast
+tier one stage is killed for real.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,7 @@ def told(job: Job, kind: str, rank: int, pid: int) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_forming_ends_the_wait(world: World) -> None:
     """The others wait no longer than its term."""
     dead, other = start(world, 0, of=3), start(world, 1, of=3)
@@ -61,6 +66,7 @@ def test_a_rank_killed_in_forming_ends_the_wait(world: World) -> None:
     assert world.view().forming == ()
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_the_queue_ends_the_wait(world: World) -> None:
     """The next waiter is not held up."""
     with timeslice.hold("g", job="b", lock_only=True):
@@ -70,6 +76,7 @@ def test_a_rank_killed_in_the_queue_ends_the_wait(world: World) -> None:
         wait_until(lambda: world.queue() == [], "nobody waits")
 
 
+@pytest.mark.slow
 def test_a_rank_killed_before_it_confirmed_ends_the_lease(world: World) -> None:
     """No body has begun, the other's neither; it learns why, and the group is free."""
     dead = start(world, 0, before=UNCONFIRMED)
@@ -87,7 +94,7 @@ def test_a_rank_killed_inside_ends_the_lease(world: World) -> None:
     assert world.redis.hlen(world.group().waiters) == world.redis.zcard(world.group().alive) == 0
 
 
-@pytest.mark.parametrize("stage", ["forming", "inside"])
+@pytest.mark.parametrize("stage", [pytest.param("forming", marks=pytest.mark.slow), "inside"])
 def test_an_agent_that_saw_the_process_end_ends_it_at_once(world: World, stage: str) -> None:
     """In a served group nobody waits for the term."""
     world.serve("g")
@@ -165,7 +172,34 @@ def test_a_rank_that_is_started_again_while_the_gang_forms_takes_its_place(world
     assert other.line() == again.line()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+def test_two_programs_with_one_job_id_are_told_so(world: World) -> None:
+    """Two ranks of each, given by hand, and the first of one completes the second of the other. Once all four have
+    taken part, those that came second end with what to set."""
+    code = """
+    try:
+        while True:
+            with timeslice.hold("g", lock_only=True, rank=RANK, world_size=2):
+                say("inside")
+                hear()
+    except timeslice.GangEndedError as error:
+        say(error)
+    """
+    one = [world.job(code.replace("RANK", str(rank))) for rank in range(2)]
+    assert [rank.line() for rank in one] == ["inside", "inside"]
+    other = [world.job(code.replace("RANK", str(rank))) for rank in range(2)]
+    wait_until(lambda: [len(gang.parties) for gang in world.view().queue] == [2], "the others wait")
+    for rank in one:
+        rank.tell()
+    assert [rank.line() for rank in other] == ["inside", "inside"]
+    wait_until(lambda: world.view().waiting == 1, "the first wait again")
+    for rank in other:
+        rank.tell()
+    for rank in other:
+        assert "two programs with one job id, give each its own TIMESLICE_JOB" in rank.line()
+    assert [rank.line() for rank in one] == ["inside", "inside"]
+
+
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_rank_killed_around_its_join_leaves_nothing_behind(world: World, when: str) -> None:
     """Whether the server had the call or not, the others end or form anew."""
     world.redis.script_load(load("join").source)

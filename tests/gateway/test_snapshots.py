@@ -72,6 +72,31 @@ async def test_a_holder_is_not_put_out(place: Place) -> None:
     assert (await place.outcome(await place.snapshot("a"))).status == COMPLETE
 
 
+async def test_a_workload_that_never_acquired_is_asked_and_moved(place: Place) -> None:
+    """Its caller takes no turns: what is on the device only the workload knows. Then it can be brought back."""
+    a = await place.workload("a")
+    assert (await place.outcome(await place.snapshot("a"))).status == COMPLETE
+    assert (await place.residency("a"), a.kinds()) == ("suspended", ["snapshot"])
+    assert (await place.outcome(await place.restore("a"))).status == COMPLETE
+    assert (await place.residency("a"), a.kinds()) == ("resident", ["snapshot", "restore"])
+
+
+async def test_a_workload_that_never_acquired_and_fails_fails_the_operation(place: Place) -> None:
+    """In its own words; nobody is told that it is out."""
+    await place.workload("a", error="no room here")
+    found = await place.outcome(await place.snapshot("a"))
+    assert (found.status, "no room here" in found.error) == (FAILED, True)
+
+
+async def test_a_workload_that_never_acquired_stays_while_another_job_holds(place: Place) -> None:
+    """Nothing is moved beside a holder; the operation fails and says who holds."""
+    a = await place.workload("a")
+    await place.hold("b")
+    found = await place.outcome(await place.snapshot("a"))
+    assert (found.status, "job b holds the group" in found.error) == (FAILED, True)
+    assert a.kinds() == []
+
+
 async def test_there_has_to_be_something_to_restore(place: Place) -> None:
     """A job of which nothing is saved fails, and is not taken for one that has loaded. To put it out is done."""
     await place.workload("a")

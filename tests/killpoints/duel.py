@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from timeslice.torture.events import EventReader
 from timeslice.torture.history import Checked, Entered, Fault, Healed, Line, Moved, Writer, read_so_far
 from timeslice.torture.processes import Child, Processes, Role
 from timeslice.torture.stage import CONFIG, LEASES_S, LOCK_GROUP
+from timeslice.torture.survey import Surveyor
 
 GROUP, NODE, JOBS = "trainers", "n1", ("a", "b")
 JOB_BYTES, DEVICE_BYTES = 1 << 20, 3 << 19  # two jobs don't fit
@@ -62,6 +63,9 @@ class Duel:
         self._children |= {job: self._child(f"job-{job}", "job", self._job(job), job=job) for job in JOBS}
         events = EventReader(self._server.url, (GROUP, LOCK_GROUP), Writer(self._parts / "events.jsonl"))
         stack.callback(events.close)
+        devices = {GROUP: {NODE: self._device}}
+        survey = Surveyor(devices, self._pids, self._work / "job.pids", Writer(self._parts / "survey.jsonl"))
+        stack.callback(survey.close)
 
     def kill_at(
         self,
@@ -128,6 +132,15 @@ class Duel:
     def url(self) -> str:
         """Of its server."""
         return self._server.url
+
+    def disguise(self, job: str, form: str) -> str:
+        """Have a new process of that job come in another form, see ``forms``. Its label."""
+        child = self._children[job]
+        before = child.label
+        child.next_form = form
+        self._replace(job, "")
+        self.until(lambda: child.label != before, "it comes again")
+        return child.label
 
     def trace(self, who: str, file: Path) -> None:
         """Have a new process of that name write its points into ``file``."""
@@ -205,6 +218,13 @@ class Duel:
         last = [line for line in self.lines("agent-*") if isinstance(line, Moved)][-1:]
         return bool(last) and last[0].stage == "begin"
 
+    def _pids(self) -> list[int]:
+        found = []
+        for job in JOBS:
+            with suppress(ProcessLookupError):
+                found.append(self._children[job].pid)
+        return found
+
     @property
     def _device(self) -> Path:
         return self._work / NODE / "devices" / GROUP
@@ -243,6 +263,9 @@ class Duel:
                 "until": time.monotonic() + 3600,
                 "pace": 0.1,
                 "waiter_ttl_s": WAITER_TTL_S,
+                "knobs": str(self._work / "knobs"),
+                "everywhere": {GROUP: {NODE: str(self._device)}},
+                "pids": str(self._work / "job.pids"),
                 **({"timeouts": (0.0, None)} if self._hasty else {}),
             }
 

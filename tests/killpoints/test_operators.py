@@ -8,12 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import redis
 
 from tests.killpoints.duel import GROUP, NODE, Duel
+from timeslice.locks import scripts
+from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
+from timeslice.locks.scripts import Request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -62,6 +66,53 @@ def test_a_command_that_was_killed_is_given_again(duel: Duel, verb: str, when: s
     duel.both_take_turns()
     # Of moves that an operator ordered the checker knows nothing: they are for no waiter.
     assert [each for each in duel.report().violations if each.rule != "order"] == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_order_against_a_holder_that_was_killed_is_given_again(duel: Duel, when: str) -> None:
+    """Killed before its call, `revoke` has taken nothing, and takes the lease then; killed after it, it says so."""
+    driver, keys = SyncDriver(duel.url), Keys().group(SPARE)
+    run(duel, "group", "create", SPARE, "--lock-only")
+    driver.run(scripts.acquire(keys, Request(f"w-{when}", "c", "n1", 1, 1, lease_ms=600_000, lock_only=True)))
+    order = ["revoke", SPARE, "--now"]
+    assert run(duel, *order, kill_at=f"operator:revoke:{when}:1") == -signal.SIGKILL
+    assert driver.view(keys).holder == ("c" if when == "before" else "")
+    assert run(duel, *order) == 0
+    assert driver.view(keys).holder == ""
+    entries: Any = driver.client.xrange(keys.events)
+    told = [(fields[b"type"], fields.get(b"waiter")) for _, fields in entries]
+    assert told.count((b"LeaseRevoked", f"w-{when}".encode())) == 1
+    assert run(duel, "group", "delete", SPARE) == 0
+    driver.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_order_to_move_a_job_out_that_was_killed_is_given_again(duel: Duel, when: str) -> None:
+    """Killed at its call, `evict` leaves no job out for good; given again it is done, or refused for the holder."""
+    order = ["evict", "a", "--group", GROUP, "--wait", "0"]
+    assert run(duel, *order, kill_at=f"operator:evict:{when}:1") == -signal.SIGKILL
+    assert run(duel, *order) in {0, 6}
+    duel.both_take_turns()
+    assert [each for each in duel.report().violations if each.rule != "order"] == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("point", "done_code"), [("forget", 0), ("srem nodes", 3)])
+def test_a_node_is_forgotten_although_the_command_was_killed(duel: Duel, point: str, done_code: int, when: str) -> None:
+    """Between its group and the list of nodes, too: the same command again leaves nothing of the node."""
+    keys, gone = Keys(), "gone-1"
+    driver = SyncDriver(duel.url)
+    driver.run(scripts.heartbeat(keys.group(SPARE), gone, 1))
+    driver.client.sadd(keys.groups, SPARE)
+    driver.client.sadd(keys.nodes, gone)
+    duel.until(lambda: not driver.view(keys.group(SPARE)).nodes[gone].alive, "its heartbeat is overdue")
+    order = ["node", "forget", gone]
+    assert run(duel, *order, kill_at=f"operator:{point}:{when}:1") == -signal.SIGKILL
+    assert run(duel, *order) == (done_code if when == "after" else 0)
+    assert gone not in driver.view(keys.group(SPARE)).nodes
+    assert not driver.client.sismember(keys.nodes, gone)
+    assert run(duel, "group", "delete", SPARE) == 0
+    driver.close()
 
 
 def run(duel: Duel, *line: str, kill_at: str = "") -> int:

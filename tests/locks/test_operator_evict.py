@@ -135,6 +135,31 @@ def test_there_is_nothing_to_move_of_who_is_out(lab: Lab) -> None:
     assert lab.events("EvictionOrdered") == []
 
 
+def test_a_job_that_was_never_granted_is_asked_where_its_processes_are(lab: Lab) -> None:
+    """It may have loaded without a turn. Each order is carried out, also if the job has nothing there."""
+    lab.join("n1")
+    lab.own()
+    lab.run(scripts.register(lab.group, "a", "n1", 77, "{}"))
+    assert evict(lab, "aa") is False
+    for seen in ([], OUT):
+        assert evict(lab)
+        assert lab.view.state["evict"] == "a"
+        lab.carry_out(lab.own(), "n1", seen=seen)
+        assert (lab.swap, lab.view.state["evict"], lab.view.phase) == (0, "", "idle")
+    assert evict(lab) is False
+    assert lab.view.jobs["a"].residency == "suspended"
+
+
+def test_an_order_to_ask_is_refused_like_any_other(lab: Lab) -> None:
+    """While somebody holds, and while nobody could carry it out: the reason is the answer, never that it is out."""
+    lab.join("n1")
+    lab.run(scripts.register(lab.group, "a", "n1", 77, "{}"))
+    assert "no coordinator drives the swap" in refused(lab)
+    lab.own()
+    lab.grant("b1", served=True)
+    assert "job b holds the group; wait" in refused(lab)
+
+
 def test_a_lock_has_no_state_to_move(lab: Lab) -> None:
     """Its holder is named as such."""
     lab.grant("a1")

@@ -10,6 +10,7 @@ from timeslice.torture.history import (
     Born,
     Calm,
     Checked,
+    Cramped,
     Died,
     Ended,
     Entered,
@@ -21,6 +22,8 @@ from timeslice.torture.history import (
     Lost,
     Moved,
     OnDevice,
+    Silent,
+    Surveyed,
     Told,
     Took,
 )
@@ -38,6 +41,7 @@ class Tale:
         self.lock_only = lock_only
         self.token = 1000
         self._requests: dict[str, int] = {}
+        self._begun: dict[str, int] = {}  # who -> the last request that was entered
         self._entries = 0
         self._faults = 0
         self._held: dict[str, int] = {}
@@ -68,16 +72,15 @@ class Tale:
         ran = said["at"] - int(seen_s * SECOND) if seen_s else 0
         self.add(Died(**said, label=label, code=code, meant=meant, ran=ran))
 
-    def asks(self, who: str) -> None:
+    def asks(self, who: str, *, ranks: int = 1) -> None:
         self._requests[who] = self._requests.get(who, 0) + 1
-        self.add(Asked(**self._of(who), node=N, lock_only=self.lock_only))
+        self.add(Asked(**self._of(who), node=N, lock_only=self.lock_only, ranks=ranks))
 
     def enters(self, who: str, token: int | None = None, how: str = "") -> None:
         """Asked for just before, if it was not; its grant was told."""
-        if who not in self._requests or any(
-            isinstance(line, Entered) and line.request == f"{who}/{self._requests[who]}" for line in self.lines
-        ):
+        if self._requests.get(who, 0) == self._begun.get(who, 0):
             self.asks(who)
+        self._begun[who] = self._requests[who]
         self.token = self.token + 1 if token is None else token
         self._held[who] = self.token
         self.add(Entered(**self._of(who), token=self.token, how=how))
@@ -116,9 +119,35 @@ class Tale:
     def measured(self, *jobs: str) -> None:
         self.add(OnDevice(**self._stamp("agent.1"), node=N, group=G, jobs=jobs))
 
-    def fault(self, harm: str, label: str = "") -> int:
+    def surveyed(
+        self,
+        by: str = "",
+        *,
+        own: int = 0,
+        node: str = N,
+        lasts_s: float = 0.02,
+        found: dict[str, int] | None = None,
+        **more: int,
+    ) -> None:
+        """By the body that ``by`` has begun last, or by the run; it took ``lasts_s``."""
+        said = self._stamp(by or "survey")
+        request = f"{by}/{self._requests[by]}" if by else ""
+        since = said["at"] - int(lasts_s * SECOND)
+        self.add(
+            Surveyed(**said, node=node, group=G, since=since, found={**(found or {}), **more}, request=request, own=own)
+        )
+
+    def cramped(self, who: str) -> None:
+        self.add(Cramped(**self._of(who), error="DeviceFullError"))
+
+    def silent(self, seconds: float) -> None:
+        """The node was, until now."""
+        said = self._stamp("heartbeats")
+        self.add(Silent(**said, node=N, group=G, since=said["at"] - int(seconds * SECOND)))
+
+    def fault(self, harm: str, label: str = "", *, kills: tuple[str, ...] = ()) -> int:
         self._faults += 1
-        self.add(Fault(**self._stamp("run"), id=self._faults, harm=harm, label=label))
+        self.add(Fault(**self._stamp("run"), id=self._faults, harm=harm, label=label, kills=kills))
         self.add(Took(**self._stamp("run"), id=self._faults))
         return self._faults
 

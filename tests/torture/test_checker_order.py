@@ -137,6 +137,37 @@ def an_agent_is_silent_and_what_moves_nothing_goes_on() -> Tale:
 
 
 @good
+def a_heartbeat_was_overdue_and_what_moves_nothing_goes_on() -> Tale:
+    tale = Tale()
+    tale.told("NodeJoined", node="n1")
+    tale.told("WaiterQueued", "b-1")
+    tale.granted("a-1", how="no-op")
+    tale.silent(2.0)
+    return tale
+
+
+@breaks("order")
+def a_heartbeat_was_overdue_before() -> Tale:
+    tale = Tale()
+    tale.told("NodeJoined", node="n1")
+    tale.silent(2.0)
+    tale.wait(3)
+    tale.told("WaiterQueued", "b-1")
+    tale.granted("a-1", how="no-op")
+    return tale
+
+
+@breaks("order")
+def an_overdue_heartbeat_is_no_reason_for_what_moves_state() -> Tale:
+    tale = Tale()
+    tale.told("NodeJoined", node="n1")
+    tale.told("WaiterQueued", "b-1")
+    tale.granted("a-1", how="restored")
+    tale.silent(2.0)
+    return tale
+
+
+@good
 def an_agent_has_ended_and_the_next_one_starts() -> Tale:
     tale = Tale()
     tale.told("NodeJoined", node="n1")

@@ -36,7 +36,9 @@ DEADLINE_S = 15.0
 ROLES: tuple[Role, ...] = ("job", "agent", "coordinator")
 LASTS_S = 3.0  # long enough to be seen on a machine that is busy
 BACKENDS = [kind for kind, how in KINDS.items() if how.victim == "backend"]
-OTHERS = [kind for kind in KINDS if kind not in BACKENDS]
+OF_LIVING = {"title", "host-name", "pid-namespace", "time-namespace", "threads", "files-job", "files-agent", "trim"}
+OF_LIVING |= {"join", "outage", "revoke", "late-agents"}  # who has to be a real one: see test_faults_living.py
+OTHERS = [kind for kind in KINDS if kind not in {*BACKENDS, *OF_LIVING}]
 KEY = "torture-test"
 _ids = count(1)
 
@@ -147,6 +149,8 @@ class Witness:
                 return not any(self._client().script_exists(self._sha))
             case "full":
                 return int(self._client().config_get("maxmemory")["maxmemory"]) == 1
+            case "password":
+                return not self._is_let_in()
             case "flush":
                 return not self._client().exists(KEY)
             case "wipe":
@@ -158,6 +162,13 @@ class Witness:
             case "disk":
                 return any(os.statvfs(folder).f_bavail == 0 for folder in self._world.disks.values())
         return self._link_sees()
+
+    def _is_let_in(self) -> bool:
+        try:
+            self._client().ping()
+        except redis.AuthenticationError:
+            return False
+        return True
 
     def _link_sees(self) -> bool:
         proxy = self._world.proxy

@@ -24,6 +24,11 @@ HUNTS = {
     "no-reclaim": Hunt(6, ("kill-job",), at_holder),
     "early-expiry": Hunt(60, ("clock",)),
     "reused-tokens": Hunt(60, ("drop",), as_flush),
+    "first-lease-unchecked": Hunt(60, ("revoke",)),
+    "unseen-is-out": Hunt(110, ("host-name", "pid-namespace")),
+    "wiped-is-nobodys": Hunt(110, ("title",)),
+    "refused-is-ended": Hunt(110, ("pid-namespace", "time-namespace")),
+    "unregistered": Hunt(60, ("late-agents", "kill-job")),
     "no-exclusion": Hunt(60, TRAFFIC),
 }
 

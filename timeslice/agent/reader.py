@@ -28,7 +28,7 @@ class CommandReader:
     def __init__(self, driver: AsyncDriver, keys: Keys, node: str, executors: Mapping[str, Executor]) -> None:
         self._driver, self._node, self._executors = driver, node, executors
         self._stream = keys.commands(node)
-        self._in_hand: set[str] = set()
+        self._in_hand: dict[str, str] = {}  # entry -> id of its order
 
     async def run(self) -> None:
         """Read for ever. After any fault what is pending is read again: a reply may have been lost."""
@@ -93,13 +93,16 @@ class CommandReader:
             log.error("order %s is not for this agent (node %s) and is dropped", command.id, self._node)
             await self._finish(entry_id)
             return
-        self._in_hand.add(entry_id)
+        if command.id in self._in_hand.values():  # given again, because it was not answered yet
+            await self._finish(entry_id)
+            return
+        self._in_hand[entry_id] = command.id
 
         async def done() -> None:
             try:
                 await self._finish(entry_id)
             finally:
-                self._in_hand.discard(entry_id)  # if that failed it comes again, and is answered from the journal
+                self._in_hand.pop(entry_id, None)  # if that failed it comes again, and is answered from the journal
 
         executor.submit(command, done)
 

@@ -51,7 +51,7 @@ class TargetRegistry:
 
     def __init__(self, group: str, node: str, path: Path, on_exit: Callable[[], None]) -> None:
         self._group, self._node, self._path, self._on_exit = group, node, path, on_exit
-        self._namespace = procfs.pid_namespace()
+        self._namespace, self._keeping = procfs.pid_namespace(), asyncio.Lock()
         self._watched: dict[tuple[str, int], Watched] = {}  # by the number here
         self._told: dict[tuple[str, int, int], Watched] = {}  # by the number that was told, and start time
         self._raw: dict[str, str] = {}
@@ -392,9 +392,10 @@ class TargetRegistry:
 
     async def keep(self) -> None:
         """Write down who is watched, if that is not what was written last."""
-        cut_off = [Stored(**target.model_dump()) for target in self.cut_off.values()]
-        stored = [*(each.stored() for each in self._watched.values()), *cut_off, *self._remembered]
-        if stored == self._kept:
-            return
-        if await asyncio.to_thread(write_stored, self._group, self._path, stored):
-            self._kept = stored
+        async with self._keeping:  # two tasks call: the one that hears from the group, and the one that looks around
+            cut_off = [Stored(**target.model_dump()) for target in self.cut_off.values()]
+            stored = [*(each.stored() for each in self._watched.values()), *cut_off, *self._remembered]
+            if stored == self._kept:
+                return
+            if await asyncio.to_thread(write_stored, self._group, self._path, stored):
+                self._kept = stored

@@ -1,14 +1,19 @@
-"""SGLang's server: python/sglang/srt/entrypoints/http_server.py and managers/scheduler_*, as of v0.5.
+"""SGLang's server: python/sglang/srt/entrypoints/http_server.py and managers/scheduler*, as of v0.4.8 to v0.5.23.
 
 ``POST /release_memory_occupation`` and ``/resume_memory_occupation`` take ``{"tags": [...]}``; none and an empty list
 both mean all. The scheduler asserts that it is idle, and dies if not; resuming a tag that was not released raises, and
 releasing one twice ends the process. No route tells what is released, so it is kept in marks. Weights come back as
 they were only with --enable-weights-cpu-backup.
+
+Of the routes that look harmless, ``/health`` and ``/health_generate`` generate a token since v0.4.10. While something
+is released, v0.5.0 to v0.5.9 leave that without an answer and say 503 after 20 s; from v0.5.10 on it is computed on
+memory that is not there, and the server dies. ``/server_info`` the scheduler answers from what it knows, in all.
 """
 
 # ruff: noqa: ARG002 - the interface has these arguments
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +23,8 @@ from timeslice.backends.http_marks import Mark
 from timeslice.errors import BackendError, FaultKind
 
 _ROUNDED, _LARGEST = 0.01, 1e6  # GiB
-_INFO = ("/get_server_info", "/server_info")  # its name changes in v0.5.x
+_KNOWS_TAGS = (0, 4, 8)
+_INFO = ("/server_info", "/get_server_info")  # the first since v0.5.6; then the second logs a warning each time
 
 
 class SglangDialect(Dialect):
@@ -37,6 +43,9 @@ class SglangDialect(Dialect):
 
     async def objection(self, server: Server, selection: Selection, until: float) -> str:
         info = await self._info(server, until)
+        version = tuple(map(int, re.findall(r"\d{1,9}", str(info.get("version", ""))[:100])[:3]))
+        if version and version < _KNOWS_TAGS:
+            return "it would end at the second part that wakes, for it knows no parts; use SGLang 0.4.8 or newer"
         if not info.get("enable_memory_saver"):
             return "it can free nothing; start it with --enable-memory-saver"
         weights = not selection.tags or "weights" in selection.tags
@@ -61,6 +70,11 @@ class SglangDialect(Dialect):
         load = await server.question("/get_load", until, accept=(404,))
         count = sum(_requests(each) for each in _ranks(load.json()))
         return f"{count} requests run or wait" if count else ""
+
+    async def dead(self, server: Server, until: float) -> str:
+        # Never /health. A scheduler that died takes the whole server along; one that hangs does not answer this.
+        await self._info(server, until)
+        return ""
 
     async def sleep(self, server: Server, selection: Selection, tags: Sequence[str], until: float) -> None:
         await server.order("/release_memory_occupation", until, body={"tags": list(tags)})

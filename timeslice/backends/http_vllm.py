@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server: vllm/entrypoints/serve/sleep/api_router.py, as of v0.8.3 to v0.20.
+"""vLLM's OpenAI server: vllm/entrypoints/serve/dev/sleep/api_router.py, as of v0.8.3 to v0.32.
 
 ``POST /sleep?level=1`` keeps the weights in pinned host memory, level 2 drops them; both drop the KV cache. ``mode`` is
 known since v0.16; older servers pass over it and abort. An executor that sleeps ignores a further ``/sleep``, and
@@ -78,6 +78,11 @@ class VllmDialect(Dialect):
         for kind, number in _COUNT.findall(answer.text() if answer.status < 300 else ""):
             counts[kind] += float(number)
         return ", ".join(f"{number:g} requests {kind}" for kind, number in counts.items() if number)
+
+    async def dead(self, server: Server, until: float) -> str:
+        # It only tells whether the engine's process has failed.
+        answer = await server.question("/health", until, accept=(500, 503))
+        return "" if answer.status < 300 else f"GET {server.url}/health answered {answer.status}: its engine has died"
 
     async def sleep(self, server: Server, selection: Selection, tags: Sequence[str], until: float) -> None:
         await server.order("/sleep", until, params={"level": _LEVELS[selection.mode], "mode": self._drain})

@@ -43,8 +43,12 @@ Examples:
 Kinds of faults:
   to jobs, agents and coordinators: kill-job stop-job kill-agent stop-agent
     kill-coordinator stop-coordinator
+  to jobs: files-job threads; and a process comes again as one that is hard to
+    know: title host-name pid-namespace time-namespace
+  to agents: files-agent; they come late or lack orders: trim join late-agents
+  to leases: revoke
   to servers: kill-server stop-server drop pause forget full; standalone only:
-    sleep flush wipe clock
+    sleep flush wipe clock outage password
   to connections, standalone only: cut stall delay half-open lose repeat
   to agents' disks: disk
   to backends: slow fail fail-on hang die lie late
@@ -52,8 +56,9 @@ Kinds of faults:
 \b
 Needs: a Redis-compatible server (redis-server or valkey-server on PATH, or
 pip install 'timeslice-rl[embedded]'); for sentinel one that can be a sentinel;
-about 1 GiB of memory. `clock` needs libfaketime, and `disk` the right to mount
-(root); without them those faults are left out, and a line says so.
+about 1 GiB of memory. `clock` needs libfaketime; `disk`, `host-name` and the
+namespaces need root, and the latter unshare (util-linux); without them those
+faults are left out, and a line says so. A run of 300 s has every kind.
 
 \b
 Takes some 5 s to start and, when the faults are over, as long as jobs wait:
@@ -159,7 +164,7 @@ def _run(options: Options, keep: Path | None, report: Path | None) -> bool:
     from timeslice.torture.schedule import schedule
 
     # A wrong name of a fault is told before anything runs.
-    schedule(options.seed, options.seconds, options.topology, options.kinds)
+    planned = schedule(options.seed, options.seconds, options.topology, options.kinds)
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise UsageError(f"{keep} is not empty; name a new folder for the history")
     folder = keep or Path(tempfile.mkdtemp(prefix="timeslice-torture-"))
@@ -179,6 +184,8 @@ def _run(options: Options, keep: Path | None, report: Path | None) -> bool:
         "seconds": outcome.seconds,
         "interrupted": outcome.interrupted,
         "topology": options.topology,
+        "planned": sorted({each.kind for each in planned}),
+        "kinds_left_out": dict(outcome.left_out),
         "grown": quarters(outcome.series),
     }
     if options.mutant:

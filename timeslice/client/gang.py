@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import numbers
 import os
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,11 @@ MOST_RANKS = 1024  # one call of the server looks through all of them, while eve
 
 # What a launcher gives all ranks of one start alike. With torchrun the port alone may stay the same over restarts.
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+# The same of launchers that start each rank as a task of theirs: how many tasks there are, and whose they are.
+_TASKS = (
+    ("SLURM_STEP_NUM_TASKS", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    ("OMPI_COMM_WORLD_SIZE", ("PMIX_NAMESPACE",)),
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,13 @@ def _name(world: int) -> str:
     told = [os.environ.get(variable, "") for variable in _LAUNCH]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") == str(world):
         # Each node counts the restarts that it caused itself. With several nodes the counts differ, and an earlier
-        # start is told apart by its ranks being replaced.
-        told.append(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""))
+        # start is told apart by its ranks being replaced. With one node the address may be "localhost" on each.
+        told += [os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), platform.node()]
+    elif not told[0]:
+        # Not of a task that starts several ranks: those of other tasks may be told something else.
+        for tasks, names in _TASKS:
+            if os.environ.get(tasks) == str(world):
+                told += [f"{name}={os.environ.get(name, '')}" for name in names]
     return hashlib.sha256("\0".join([*told, str(world)]).encode()).hexdigest()[:16]
 
 

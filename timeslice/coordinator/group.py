@@ -192,7 +192,7 @@ class GroupActor:
                 return swap.moved(view, stored.step, stored.plan, budget_ms)
             case swap.Send():
                 await self._send(action, view)
-                self._memory = replace(self._memory, sent=self._memory.sent | set(action.nodes))
+                self._memory = swap.sent(self._memory, action.nodes, view.now_ms)
                 return view
             case swap.Move():
                 return await self._move(action, view)
@@ -207,10 +207,10 @@ class GroupActor:
         return None
 
     async def _send(self, action: swap.Send, view: GroupView) -> None:
-        """All orders in one round trip. An id names the owner's epoch: another owner's order is another attempt."""
+        """All orders in one round trip."""
         orders = [
             Command(
-                id=f"{view.swap}/{node}/{action.step}/{self._epoch}.{self._memory.attempt}",
+                id=swap.command_id(view, self._memory, action.step, node),
                 group=self.name,
                 node=node,
                 swap=view.swap,
@@ -249,7 +249,7 @@ class GroupActor:
         )
         memory = self._memory
         attempt, why = (memory.attempt + 1, memory.why) if again else (1, action.why)
-        self._memory = replace(memory, sent=frozenset(), attempt=attempt, why=why)
+        self._memory = replace(memory, sent={}, attempt=attempt, why=why)
         return swap.moved(view, step, view.state.get("plan", ""), action.budget_ms)
 
     async def _promote(self, how: str, view: GroupView) -> GroupView | None:

@@ -5,7 +5,8 @@ The stored state is enough to decide, so a new owner that takes over half-way go
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from timeslice.models import Plan, Residency, Step
 
 ASK_MS = 1000  # a waiter that gives no sign of life for so long is passed over
 GRACE_MS = 1000  # a node's own "too late" may take so long to arrive
+AGAIN_MS = 3000  # an order that a living node has not answered is given again: what carried it may be lost
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1000, 30_000  # a refused waiter is put off for so long; doubles each time
 SILENT_PAUSE_MS = 15_000  # a waiter's time to live: by then it has spoken or is reaped
 
@@ -30,7 +32,7 @@ _REACHED = {"prepare": "prepared", "commit": "done"}
 class Memory:
     """What the owner of a swap did itself and the state does not tell. A new owner starts with none of it."""
 
-    sent: frozenset[str] = frozenset()  # nodes that were sent the order of the current step
+    sent: Mapping[str, int] = field(default_factory=dict)  # node -> when it was last sent the order of the current step
     attempt: int = 1  # of the current step
     answered: bool = False  # the waiter gave a sign of life
     asked: int = 0  # it was asked for one so often
@@ -54,7 +56,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Send:
-    """Send the order of a step to nodes that have not got it."""
+    """Send the order of a step to nodes that have not answered it: the first time, or again."""
 
     step: Step
     nodes: tuple[str, ...]
@@ -220,7 +222,7 @@ def _prepare(view: GroupView, memory: Memory, plan: Plan) -> Action:
     if not missing and not busy:
         return Move("prepare", "commit", swap_budget_ms(view))
     until = due + (0 if missing else GRACE_MS)
-    return _send(memory, plan, "prepare", missing) or _watch(view, [*missing, *busy], until)
+    return _send(view, memory, plan, "prepare", [*missing, *busy]) or _watch(view, [*missing, *busy], until)
 
 
 def _commit(view: GroupView, memory: Memory, plan: Plan) -> Action:
@@ -231,12 +233,14 @@ def _commit(view: GroupView, memory: Memory, plan: Plan) -> Action:
         return undo(view, memory, _never_took(missing[0], view))
     if busy and view.now_ms >= due + GRACE_MS:
         reason = _overdue(busy[0], view, plan)
-        return Wait() if view.state.get("reason") == reason else Hang("commit", reason)
+        if view.state.get("reason") != reason:
+            return Hang("commit", reason)
+        return _send(view, memory, plan, "commit", busy) or Wait(view.now_ms + AGAIN_MS)
     if not missing and not busy:
         unfit = _unfit(view)
         return undo(view, memory, unfit) if unfit else Promote(_how(view, plan))
     until = due + (0 if missing else GRACE_MS)
-    return _send(memory, plan, "commit", missing) or _watch(view, [*missing, *busy], until)
+    return _send(view, memory, plan, "commit", [*missing, *busy]) or _watch(view, [*missing, *busy], until)
 
 
 def _roll_back(view: GroupView, memory: Memory) -> Action:
@@ -248,12 +252,32 @@ def _roll_back(view: GroupView, memory: Memory) -> Action:
         return undo(view, memory, "")
     if view.now_ms >= due + GRACE_MS:
         return Move("rollback", "rollback", swap_budget_ms(view), _overdue(unfinished[0], view, plan))
-    return _send(memory, plan, "rollback", unfinished) or _watch(view, unfinished, due + GRACE_MS)
+    return _send(view, memory, plan, "rollback", unfinished) or _watch(view, unfinished, due + GRACE_MS)
 
 
-def _send(memory: Memory, plan: Plan, step: Step, nodes: list[NodeView]) -> Send | None:
-    unsent = tuple(sorted(node.node for node in nodes if node.node not in memory.sent))
-    return Send(step, unsent, plan) if unsent else None
+def _send(view: GroupView, memory: Memory, plan: Plan, step: Step, nodes: list[NodeView]) -> Send | None:
+    """Orders that are due. One that a node has begun is no exception: its agent may have died over it, and the stream
+    have been trimmed or lost before it came back. One that is out of reach gets it when it beats again."""
+    due = tuple(sorted(node.node for node in nodes if _is_due(node, memory.sent.get(node.node), view.now_ms)))
+    return Send(step, due, plan) if due else None
+
+
+def _is_due(node: NodeView, sent_ms: int | None, now_ms: int) -> bool:
+    return sent_ms is None or (node.alive and not sent_ms <= now_ms < sent_ms + AGAIN_MS)
+
+
+def sent(memory: Memory, nodes: Collection[str], now_ms: int) -> Memory:
+    """After the order of the current step was sent to ``nodes``."""
+    return replace(memory, sent={**memory.sent, **dict.fromkeys(nodes, now_ms)})
+
+
+def command_id(view: GroupView, memory: Memory, step: Step, node: str) -> str:
+    """Of the order of a step. One that the node has begun keeps its id, whoever gave it: it is finished, or answered
+    from the node's journal. Else the id names the owner's epoch: another owner's order is another attempt."""
+    at = view.nodes.get(node)
+    if at and at.swap == view.swap and at.step == f"begun {step}" and at.command:
+        return at.command
+    return f"{view.swap}/{node}/{step}/{view.epoch}.{memory.attempt}"
 
 
 def _watch(view: GroupView, unfinished: list[NodeView], until_ms: int) -> Hang | Wait:

@@ -94,6 +94,7 @@ class NodeView:
     step: str  # begun prepare, prepared, begun commit, done, failed, begun rollback, rolled back
     kind: str
     error: str
+    command: str = ""  # the id of the order that it began last
 
 
 @dataclass(frozen=True)
@@ -350,4 +351,5 @@ def _node(node: str, deadline: float, record: dict[str, str], now: int) -> NodeV
         step=record.get("step", ""),
         kind=record.get("kind", ""),
         error=record.get("error", ""),
+        command=record.get("command", ""),
     )

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from timeslice.torture.checks.content import wrong_content
 from timeslice.torture.checks.deaths import unmeant_ends
+from timeslice.torture.checks.devices import beside_a_body, not_there
 from timeslice.torture.checks.grants import granted_twice
-from timeslice.torture.checks.leases import lost_for_nothing
+from timeslice.torture.checks.leases import begun_without, lost_for_nothing
 from timeslice.torture.checks.order import overtaken
 from timeslice.torture.checks.overlap import overlaps
 from timeslice.torture.checks.recovery import late_recoveries, recoveries
@@ -36,6 +37,9 @@ RULES: tuple[Rule, ...] = (
     overtaken,
     lost_waiters,
     lost_for_nothing,
+    begun_without,
+    beside_a_body,
+    not_there,
     wrong_content,
     late_recoveries,
     unmeant_ends,

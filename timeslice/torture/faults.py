@@ -11,64 +11,27 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 import redis
 
 from timeslice.errors import RedisUnreachableError
 from timeslice.locks.keys import Keys
-from timeslice.locks.scripts import text
+from timeslice.torture import absences, disguises
 from timeslice.torture.backend import Knob, knob_file, met_file
-from timeslice.torture.clock import Clock
-from timeslice.torture.fleet import Fleet
-from timeslice.torture.processes import Child, Processes, Role
+from timeslice.torture.deeds import Deed, World, victim
+from timeslice.torture.forms import FORMS
+from timeslice.torture.processes import Role
 from timeslice.torture.proxy import Proxy
 from timeslice.torture.schedule import KINDS, Planned
 from timeslice.torture.servers import Victim, is_stopped
 from timeslice.torture.stage import GROUPS, LOCK_GROUP, NODES, SERVED, served_by
 
-_AIMED = 0.6
+__all__ = ["Deed", "World", "choose", "groups_of"]
+
 # What a reply is lost to, and what arrives twice: any script call has it.
 _MARKER = "EVALSHA"
 _ANSWER_S = 0.75  # longer than the longest delay, both ways
-
-
-@dataclass
-class World:
-    """What faults are done to. Without ``clock`` the server's clock can't be moved, without ``disks`` no disk can be
-    filled."""
-
-    processes: Processes
-    fleet: Fleet
-    proxy: Proxy | None
-    knobs: Path
-    disks: Mapping[str, Path]  # node -> its agent's state folder, on a disk of its own
-    clock: Clock | None
-
-    def lacks(self, kind: str) -> bool:
-        """Whether this machine or topology can't do that."""
-        return (kind == "clock" and self.clock is None) or (kind == "disk" and not self.disks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deed:
-    """``harm``, ``label``, ``groups``, ``detail`` as in `history.Fault`. ``heal`` None: it is over when the keeper has
-    started the process again.
-
-    ``took``: whether it came about, as read back from what it was done to. ``late``: that shows at its end only, as
-    somebody has to run into it, or it takes a while.
-    """
-
-    harm: str
-    do: Callable[[], object]
-    took: Callable[[], bool]
-    heal: Callable[[], object] | None
-    late: bool = False
-    label: str = ""
-    groups: tuple[str, ...] = ()
-    detail: str = ""
 
 
 def choose(world: World, planned: Planned, now: float) -> Deed | None:
@@ -84,8 +47,13 @@ def choose(world: World, planned: Planned, now: float) -> Deed | None:
                 return _to_process(world, planned, "agent", now)
             case "coordinator":
                 return _to_process(world, planned, "coordinator", now)
+            case "server" if kind == "outage":
+                agent = victim(world, planned, "agent")
+                return absences.starting_alone(world, agent, now) if agent else None
             case "server":
                 return _to_server(world, planned)
+            case "lease":
+                return absences.revoked(world, planned, now)
             case "link":
                 return _to_link(world, planned)
             case "disk":
@@ -96,10 +64,18 @@ def choose(world: World, planned: Planned, now: float) -> Deed | None:
 
 
 def _to_process(world: World, planned: Planned, role: Role, now: float) -> Deed | None:
-    fit = world.processes.having(role)
-    if not fit:
+    child = victim(world, planned, role)
+    if child is None:
         return None
-    child = _aimed(world, planned, role, fit) or fit[int(planned.pick * len(fit))]
+    match planned.kind:
+        case "trim":
+            return absences.trimmed(world, planned, child, now)
+        case "join":
+            return absences.joining(world, planned, child, now)
+        case "files-job" | "files-agent":
+            return disguises.without_files(world, child)
+        case form if form in FORMS:
+            return disguises.disguised(world, planned, child, now)
     label, groups, process = child.label, child.groups, child.process
     assert process is not None
     if planned.kind.startswith("kill"):
@@ -122,31 +98,9 @@ def _to_process(world: World, planned: Planned, role: Role, now: float) -> Deed 
         label=label,
         groups=groups,
         do=lambda: world.processes.stop(child),
-        took=lambda: is_stopped(process.pid),
+        took=lambda: is_stopped(child.pid),
         heal=go_on,
     )
-
-
-def _aimed(world: World, planned: Planned, role: Role, fit: list[Child]) -> Child | None:
-    """Who holds a group, or drives its swaps: for more than half of the faults, as only there it hurts."""
-    if role == "agent" or planned.amount > _AIMED:
-        return None
-    fleet, first = world.fleet, int(planned.pick * len(GROUPS))
-    for group in (*GROUPS[first:], *GROUPS[:first]):
-        key = Keys().group(group).state
-        try:
-            with fleet.client(fleet.holder_of(key)) as client:
-                found = client.hmget(key, ["lease_id", "pid", "owner", "confirmed"])
-                lease, pid, owner, confirmed = (text(value or "") for value in found)
-        except (RedisUnreachableError, redis.exceptions.RedisError, OSError):
-            return None  # anybody, then
-        for child in fit:
-            holds = lease and child.process and str(child.process.pid) == pid
-            if planned.kind == "stop-job":  # one that is inside loses its lease
-                holds = holds and confirmed == "1"
-            if holds if role == "job" else child.name.endswith(f"-{owner}"):
-                return child
-    return None
 
 
 def _to_server(world: World, planned: Planned) -> Deed | None:

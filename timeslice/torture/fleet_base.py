@@ -113,11 +113,12 @@ class Fleet(ABC):
         os.kill(self.servers[name].pid, signal.SIGCONT)
         self._paused.discard(name)
 
-    def client(self, name: str, *, timeout_s: float = ASK_S) -> redis.Redis:
-        """One server by its socket, whatever the topology. It asks once. The caller closes it."""
+    def client(self, name: str, *, timeout_s: float = ASK_S, password: str = "") -> redis.Redis:
+        """One server by its socket, whatever the topology. It asks once. The caller closes it. ``password``: the one it
+        has now, if that is not the fleet's."""
         return redis.Redis(
             unix_socket_path=str(self.servers[name].socket),
-            password=self.options.password or None,
+            password=password or self.options.password or None,
             socket_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             protocol=2,

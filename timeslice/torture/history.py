@@ -36,6 +36,7 @@ class Asked(_OfTry):
     kind: Literal["asked"] = "asked"
     node: str = ""
     lock_only: bool = False
+    ranks: int = 1  # of the gang that asks; all of them hold one lease
 
 
 class Entered(_OfTry):
@@ -52,6 +53,39 @@ class Checked(_OfTry):
     kind: Literal["checked"] = "checked"
     expected: str
     found: str
+
+
+class Cramped(_OfTry):
+    """The body found no room for the job's memory on the device, though its lease stood."""
+
+    kind: Literal["cramped"] = "cramped"
+    error: str
+
+
+class Surveyed(_Line):
+    """The bytes of each job on a node's device of a group, read from the job's processes between ``since`` and this
+    time. No part of the product was asked.
+
+    ``request``: the try whose body looked, before it used the device; "" when the run looked. Then ``own`` is what its
+    process had left there.
+    """
+
+    kind: Literal["surveyed"] = "surveyed"
+    node: str
+    group: str
+    since: int
+    found: dict[str, int]
+    request: str = ""
+    own: int = 0
+
+
+class Silent(_Line):
+    """A node's heartbeat was overdue in a group, by the server's clock, from ``since`` to this time at least."""
+
+    kind: Literal["silent"] = "silent"
+    node: str
+    group: str
+    since: int
 
 
 class Lost(_OfTry):
@@ -126,9 +160,14 @@ class Fault(_Line):
     """The run did harm. ``groups`` is what it may disturb; empty means all.
 
     ``harm`` to the process ``label``: kill, stop. To the server: kill, stop, sleep, drop (its clients), pause (its
-    clients), forget (its scripts), full, clock; flush and wipe (a restart without its data) lose what it knew, and so
-    may failover. To the link of some processes: cut, stall, delay, half-open, lose (a reply), repeat (a request). To
-    an agent: disk (full); to its backend: slow, fail, fail-on, hang, die, lie, late.
+    clients), forget (its scripts), full, clock, password; flush and wipe (a restart without its data) lose what it
+    knew, and so may failover; outage (an agent starts meanwhile). To the link of some processes: cut, stall, delay,
+    half-open, lose (a reply), repeat (a request). To an agent: disk (full), files (no descriptor left), trim (of the
+    orders that came while it was down), join (it leaves, and comes again while jobs wait), late-agents (all begin after
+    the jobs); to its backend: slow, fail, fail-on, hang, die, lie, late. To a job: files; and it comes again as another
+    one: title, host-name, pid-namespace, time-namespace, threads (it can't start any for a while). To a lease: revoke.
+
+    ``planned``: the kind by which the schedule knows it. ``kills``: processes that the run ended in doing it.
     """
 
     kind: Literal["fault"] = "fault"
@@ -137,6 +176,13 @@ class Fault(_Line):
     label: str = ""  # the process it was done to, if it was one
     groups: tuple[str, ...] = ()
     detail: str = ""
+    planned: str = ""
+    kills: tuple[str, ...] = ()
+
+    @property
+    def killed(self) -> tuple[str, ...]:
+        """Labels of processes that the run ended in doing it."""
+        return (*self.kills, *([self.label] if self.harm == "kill" and self.label else []))
 
 
 class Took(_Line):
@@ -180,6 +226,9 @@ Line = Annotated[
     Asked
     | Entered
     | Checked
+    | Cramped
+    | Surveyed
+    | Silent
     | Lost
     | Left
     | GaveUp

@@ -6,6 +6,7 @@ What it does is written once, as a generator of operations; the sync and the asy
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import random
@@ -25,12 +26,16 @@ from timeslice.client.hold import Hold
 from timeslice.client.lease import BaseLease
 from timeslice.client.sync import Client
 from timeslice.errors import LeaseError, LeaseUncertainError, TimeSliceError
-from timeslice.torture.history import Asked, Checked, Entered, GaveUp, Left, Lost, Writer
+from timeslice.torture.engine import Engine
+from timeslice.torture.history import Asked, Checked, Cramped, Entered, GaveUp, Left, Lost, Surveyed, Writer
+from timeslice.torture.scarce import refuse_threads, threads_file
 from timeslice.torture.stage import LEASES_S
+from timeslice.torture.survey import look, read_pids
 
 _LOOK_S = 0.05  # how often a body looks whether it still holds
 _CHUNK = 512 << 10
 _UNCERTAIN_S = 120.0
+_GANG_TIMEOUTS_S = (3.0, 6.0)  # the other rank may have ended, or not yet begun again
 
 
 class Spec(BaseModel):
@@ -52,6 +57,13 @@ class Spec(BaseModel):
     pace: float = 1.0  # of its bodies and pauses; below 1 it is quicker
     waiter_ttl_s: float = core.WAITER_TTL_MS / 1000  # of a waiter that gives no sign of life
     timeouts: tuple[float | None, ...] = (None, None, None, 0.0, 1.0, 6.0)  # of its tries
+    form: str = ""  # see ``forms``
+    knobs: Path = Path()
+    everywhere: dict[str, dict[str, Path]] = {}  # of each served group: the devices of all its nodes
+    pids: Path = Path()  # who may have memory on them
+    rank: int | None = None  # in a gang of the job's processes, which takes ``gang_group`` together
+    ranks: int = 1
+    gang_group: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,33 +80,56 @@ Steps = Generator[_Enter | _Leave | float, Any, None]
 
 
 class Memory:
-    """The job's device memory in one group, and what it left there last."""
+    """The job's device memory in one group, and what it left there last. ``titled``: an engine of its own has it."""
 
-    def __init__(self, device: Path, label: str, size: int) -> None:
-        self._arena = Arena(device, label=label)
+    def __init__(self, device: Path, label: str, size: int, *, group: str = "", titled: bool = False) -> None:
+        self._engine = Engine(group, device, label, size) if titled else None
+        self._arena = None if titled else Arena(device, label=label)
         self._size = size
         self._view: memoryview | None = None
         self.digest = ""  # "": not known
 
+    @property
+    def left(self) -> int:
+        """Bytes that are known to have been left."""
+        return self._size if self.digest else 0
+
     def close(self) -> None:
         """Give it back."""
         self._view = None
-        self._arena.close()
+        if self._engine:
+            self._engine.close()
+        if self._arena:
+            self._arena.close()
 
     def found(self) -> str:
         """Checksum of what is there now."""
+        if self._engine:
+            return self._engine.ask("found")
         assert self._view is not None
         return _digest(self._view)
 
     def fill(self, content: bytes, lease: BaseLease) -> None:
         """Replace the content. What ends it in the middle leaves it unknown."""
         self.digest = ""
+        if self._engine:
+            self._fill_engine(self._engine, content, lease)
+            return
         if self._view is None:
+            assert self._arena is not None
             self._view = self._arena.allocate(self._size)
         for start in range(0, self._size, _CHUNK):
             lease.ensure_held()
             self._view[start : start + _CHUNK] = content[start : start + _CHUNK]
         self.digest = _digest(content)
+
+    def _fill_engine(self, engine: Engine, content: bytes, lease: BaseLease) -> None:
+        lease.ensure_held()
+        answer = engine.ask(f"fill {_digest(content)}")
+        lease.ensure_held()
+        if answer.startswith("!"):
+            raise EmulatedDeviceError(f"the engine can't: {answer[1:]}")
+        self.digest = answer
 
 
 class Job:
@@ -103,7 +138,11 @@ class Job:
     def __init__(self, spec: Spec, client: Client | AsyncClient, writer: Writer) -> None:
         self._spec, self._client, self._writer = spec, client, writer
         self._random = random.Random(spec.seed)  # noqa: S311 - load needs no secrecy
-        self._memory = {group: Memory(path, spec.job, spec.bytes) for group, path in spec.devices.items()}
+        titled = spec.form == "title"
+        self._memory = {
+            group: Memory(path, spec.job, spec.bytes, group=group, titled=titled)
+            for group, path in spec.devices.items()
+        }
         self._tries = 0
         self._lost: set[str] = set()
         self._writing = threading.Lock()
@@ -115,6 +154,9 @@ class Job:
             yield self._random.uniform(0.0, 0.4) * self._spec.pace  # reward and data, on the CPU
 
     def _turn(self) -> Steps:
+        if self._spec.rank is not None:
+            yield from self._try((self._spec.gang_group,), patience=self._random.choice(_GANG_TIMEOUTS_S))
+            return
         draw = self._random.random()
         served, locked = list(self._memory), self._spec.lock_group
         # Nested in the order in which everybody takes them, so that nobody waits in a circle.
@@ -137,17 +179,22 @@ class Job:
         hold = self._client.hold(
             *groups,
             timeout=timeout,
-            priority=self._random.choice((0, 0, 0, 0, 5, -5)),
-            lease=self._random.choice(LEASES_S),
+            priority=0 if spec.rank is not None else self._random.choice((0, 0, 0, 0, 5, -5)),
+            lease=LEASES_S[-1] if spec.rank is not None else self._random.choice(LEASES_S),
+            rank=spec.rank,
+            world_size=spec.ranks if spec.rank is not None else None,
             lock_only=lock_only,
             phase="torture",
             on_lost=lambda lease: self._note_loss(requests[lease.group], lease),
         )
         for group, request in requests.items():
-            self._writer.write(Asked(**self._of(group, request), node=spec.node, lock_only=lock_only))
+            said = self._of(group, request)
+            self._writer.write(Asked(**said, node=spec.node, lock_only=lock_only, ranks=spec.ranks))
         try:
             granted = yield _Enter(hold)
-        except TimeSliceError as error:
+        except Exception as error:
+            if not isinstance(error, TimeSliceError) and not _is_shortage(error):
+                raise
             for group, request in requests.items():
                 self._writer.write(GaveUp(**self._of(group, request), error=f"{type(error).__name__}: {error}"))
             yield 0.2
@@ -156,6 +203,8 @@ class Job:
         for lease in leases:
             said = self._of(lease.group, requests[lease.group])
             self._writer.write(Entered(**said, token=lease.fencing_token, how=lease.grant.how))
+        for lease in leases:
+            self._survey(lease.group, requests[lease.group])
         try:
             yield from self._body(leases, requests, inner)
             for lease in leases:
@@ -182,6 +231,18 @@ class Job:
             for lease in leases:
                 yield from self._sure(lease)
 
+    def _survey(self, group: str, request: str) -> None:
+        """Write down who is on the devices now that this body is in, before it uses its own."""
+        nodes, since = self._spec.everywhere.get(group), time.monotonic_ns()
+        if not nodes or self._spec.form == "pid-namespace":  # there nobody else can be seen
+            return
+        found, at = look({group: nodes}, read_pids(self._spec.pids)), time.monotonic_ns()
+        own = self._memory[group].left
+        for (_, node), jobs in found.items():
+            here = own if node == self._spec.node else 0
+            said = {"who": self._spec.label, "node": node, "group": group, "request": request}
+            self._writer.write(Surveyed.model_validate({**said, "since": since, "at": at, "found": jobs, "own": here}))
+
     def _use(self, lease: BaseLease, request: str) -> Steps:
         """Compare what is on the device with what was left there, and leave something new."""
         memory = self._memory[lease.group]
@@ -196,9 +257,12 @@ class Job:
                 self._writer.write(Checked(**said, expected=memory.digest, found=memory.found()))
         except LeaseUncertainError:
             yield from self._sure(lease)  # it is still ours: what is there is half written, and unknown
-        except EmulatedDeviceError:
+        except EmulatedDeviceError as error:
             lease.ensure_held()  # if it is not, the device rightly belongs to somebody else
-            raise
+            self._writer.write(Cramped(**self._of(lease.group, request), error=f"{type(error).__name__}: {error}"))
+        except OSError as error:
+            if not _is_shortage(error):
+                raise
 
     def _sure(self, lease: BaseLease) -> Steps:
         """Go on only while the lease stands; wait where the server can't be asked. Raises LeaseError."""
@@ -226,6 +290,15 @@ class Job:
         return {"who": self._spec.label, "job": self._spec.job, "group": group, "request": request}
 
 
+def _is_shortage(error: BaseException | None) -> bool:
+    """Whether it says, or came of it, that there is no descriptor or no thread."""
+    while error is not None:
+        if getattr(error, "errno", None) in {errno.EMFILE, errno.ENFILE} or "can't start new thread" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _digest(content: bytes | memoryview) -> str:
     return hashlib.blake2b(content, digest_size=12).hexdigest()
 
@@ -234,6 +307,8 @@ def run_job(spec: Spec) -> None:
     """Live until the time is over. It never raises for what the product says may happen."""
     writer = Writer(spec.history / f"{spec.label}.jsonl")
     core.WAITER_TTL_MS = int(spec.waiter_ttl_s * 1000)
+    if spec.form == "threads":
+        refuse_threads(threads_file(spec.knobs, spec.label.rpartition(".")[0]))
     if spec.asynchronous:
         asyncio.run(_run_async(spec, writer))
     else:

@@ -113,6 +113,55 @@ def _dropped_restore() -> None:
     moving.Mover.restore = say_done  # type: ignore[method-assign]
 
 
+def _first_lease_unchecked() -> None:
+    """A hold of several groups begins its body when the last is granted, whatever became of the others."""
+    from timeslice.client.hold import Hold
+
+    assert "_gone" in vars(Hold), "a hold no longer looks for a lease that is gone by this name"
+
+    def all_stand(_: Any, __: Any, taken: Any, *___: Any) -> Any:
+        for holding in taken:
+            holding.lease.begin_body()
+        yield from ()
+
+    Hold._gone = all_stand  # type: ignore[method-assign,assignment] # noqa: SLF001
+
+
+def _unseen_is_out() -> None:
+    """An agent tells of a job that it can't see that it is out."""
+    from timeslice.agent.doubts import Doubts
+
+    async def none(*_: Any) -> str:
+        return ""
+
+    for name in ("about", "beside"):
+        assert name in vars(Doubts), f"doubts are no longer told by {name}"
+        setattr(Doubts, name, none)
+
+
+def _wiped_is_nobodys() -> None:
+    """A process whose environment is wiped is of no job, and no reason for a doubt."""
+    from timeslice.agent.discovery import Finder, environment
+
+    judge: Any = vars(Finder).get("_judge")
+    assert judge is not None, "who is on the devices is no longer judged by this name"
+    assert "_inherited" in vars(environment.Snapshot), "whose a wiped process is, is no longer found out by this name"
+
+    def judge_strangers(self: Any, others: Any, *why: str) -> None:
+        judge(self, {pid: each for pid, each in others.items() if isinstance(each, int)}, *why)
+
+    vars(environment)["Snapshot"]._inherited = lambda *_: set()  # noqa: SLF001
+    Finder._judge = judge_strangers  # type: ignore[method-assign,assignment] # noqa: SLF001
+
+
+def _refused_is_ended() -> None:
+    """A registered process that the agent may not watch counts as one that has ended."""
+    from timeslice.agent.targets import TargetRegistry
+
+    assert isinstance(vars(TargetRegistry).get("unwatched"), property), "who can't be watched is no longer told so"
+    TargetRegistry.unwatched = property(lambda _: {})  # type: ignore[method-assign,assignment]
+
+
 def _no_confirmation() -> None:
     """The client begins its body at the word of the stream; the script takes the grant for confirmed."""
     acquire = flows.acquire
@@ -217,8 +266,40 @@ MUTANTS: Mapping[str, Mutant] = {
         frozenset({"tokens", "overlap"}),
         [
             Edit("group.lua", "set('counter', math.max(S.counter + 1, now))", "set('counter', S.counter + 1)"),
-            Edit("group.lua", "  if floor > S.counter then\n    note_loss()\n  end\n", ""),
+            Edit(
+                "group.lua",
+                "  if floor > S.counter or (floor > 0 and floor < S.birth) then\n    note_loss()\n  end\n",
+                "",
+            ),
             Edit("renew.lua", "  set('counter', math.max(S.counter, token))\n", ""),
+        ],
+    ),
+    "first-lease-unchecked": Mutant(
+        "a hold of two groups does not look whether it still has the first when it gets the second",
+        frozenset({"begun", "beside", "overlap"}),
+        patch=_first_lease_unchecked,
+    ),
+    "unseen-is-out": Mutant(
+        "of a job that an agent never saw it tells that it is out",
+        frozenset({"beside", "device", "resident"}),
+        patch=_unseen_is_out,
+    ),
+    "wiped-is-nobodys": Mutant(
+        "a process whose environment is wiped belongs to nobody",
+        frozenset({"beside", "device", "resident"}),
+        patch=_wiped_is_nobodys,
+    ),
+    "refused-is-ended": Mutant(
+        "a registered process that can't be watched counts as ended",
+        frozenset({"beside", "device", "resident"}),
+        patch=_refused_is_ended,
+    ),
+    "unregistered": Mutant(
+        "who asked before agents were there is not asked to register when it is granted",
+        frozenset({"beside", "device", "resident"}),
+        [
+            Edit("asking.lua", "local registered = is_known_there(job, host, pid, start)", "local registered = 1"),
+            Edit("renew.lua", "unconfirmed, is_known_there(job, ARGV[5], ARGV[6], ARGV[7]) }", "unconfirmed, 1 }"),
         ],
     ),
     "no-exclusion": Mutant(

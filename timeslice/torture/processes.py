@@ -7,6 +7,7 @@ pipe closes, for whatever reason, the guard unmounts the run's devices and kills
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from timeslice.torture.clock import PIDS
+from timeslice.torture.forms import environment_in, line_in, process_in
 from timeslice.torture.history import Born, Died, Healed, Writer
 
 Role = Literal["job", "agent", "coordinator"]
@@ -52,6 +54,9 @@ class Child:
     doomed: bool = False  # told to kill itself
     ran: int = 0  # when it was last seen to run, on the history's clock
     kill_at: str = ""  # where its next process does so, see ``killpoints``
+    next_form: str = ""  # of its next process, see ``forms``
+    form: str = ""
+    told: bool = False  # to stop by itself
 
     @property
     def label(self) -> str:
@@ -60,6 +65,13 @@ class Child:
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process itself. ProcessLookupError when there is none."""
+        if self.process is None:
+            raise ProcessLookupError(f"{self.label} does not run")
+        return process_in(self.form, self.process.pid)
 
 
 class Processes:
@@ -84,6 +96,16 @@ class Processes:
         """Those that run and are not stopped."""
         return [each for each in self.children if each.role == role and each.running and not each.stopped]
 
+    def works(self, child: Child) -> bool:
+        """Whether its program is loaded and, if it is a daemon, says that it is ready."""
+        if child.role == "job":
+            line = f"/{child.label}.jsonl"
+            try:
+                return any(str(each.readlink()).endswith(line) for each in Path(f"/proc/{child.pid}/fd").iterdir())
+            except (FileNotFoundError, ProcessLookupError):
+                return False
+        return b": ready" in self._errors(child.label).read_bytes()
+
     def keep(self, now: float) -> list[Child]:
         """Note who ended, and start who is due. Returns the children that ended for good."""
         done = []
@@ -99,25 +121,30 @@ class Processes:
                 self._start(child)
         return done
 
-    def kill(self, child: Child, *, again_at: float, fault: int) -> None:
-        """SIGKILL; the keeper starts it again then, which heals the fault."""
+    def kill(self, child: Child, *, again_at: float, fault: int = 0) -> None:
+        """SIGKILL; the keeper starts it again then, which heals the fault, if one is named."""
         assert child.process is not None
         child.killed, child.again_at, child.stopped = True, again_at, False
-        child.heals.append(fault)
+        child.heals += [fault] if fault else []
         if child.running:
             child.ran = time.monotonic_ns()
         child.process.kill()
 
+    def tell_to_stop(self, child: Child, *, again_at: float) -> None:
+        """SIGTERM: it ends by itself, and comes again then."""
+        assert child.process is not None
+        child.told, child.again_at = True, again_at
+        child.process.terminate()
+
     def stop(self, child: Child) -> None:
         """SIGSTOP."""
-        assert child.process is not None
+        os.kill(child.pid, signal.SIGSTOP)
         child.stopped = True
-        child.process.send_signal(signal.SIGSTOP)
 
     def go_on(self, child: Child) -> None:
         """SIGCONT, if it is still that process."""
-        if child.stopped and child.process is not None:
-            child.process.send_signal(signal.SIGCONT)
+        if child.stopped and child.running:
+            os.kill(child.pid, signal.SIGCONT)
         child.stopped = False
 
     def hurry(self) -> None:
@@ -144,10 +171,12 @@ class Processes:
 
     def _start(self, child: Child) -> None:
         child.count += 1
-        child.killed = child.stopped = False
+        child.killed = child.stopped = child.told = False
+        child.form, child.next_form = child.next_form, ""
         label = child.label
         self._writer.write(Born(who="run", label=label, role=child.role, job=child.job, node=child.node))
-        line = [sys.executable, "-m", "timeslice.torture.child", child.role, json.dumps(child.make_spec(label))]
+        spec = {**child.make_spec(label), **({"form": child.form} if child.form else {})}
+        line = [sys.executable, "-m", "timeslice.torture.child", child.role, json.dumps(spec)]
         if self._mutant:
             line += ["--mutant", self._mutant]
         if child.kill_at:
@@ -155,11 +184,11 @@ class Processes:
             child.kill_at, child.doomed = "", True
         with self._errors(label).open("wb") as errors:
             child.process = subprocess.Popen(
-                line,
+                line_in(child.form, line),
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                env=dict(child.environment),
+                env=environment_in(child.form, child.environment),
                 process_group=self._guard.pid,
             )
         for fault in child.heals:
@@ -171,14 +200,15 @@ class Processes:
         code = child.process.returncode
         finished = child.role == "job" and code == 0
         obeyed = child.doomed and code == -signal.SIGKILL
-        meant = child.killed or finished or obeyed
+        stopped = child.told and code in {0, -signal.SIGTERM}  # it may not have been ready to hear it
+        meant = child.killed or finished or obeyed or stopped
         detail = "" if meant else self._last_words(child.label)
         said = {"label": child.label, "code": code, "meant": meant, "detail": detail, "ran": child.ran}
         self._writer.write(Died.model_validate({"who": "run", **said}))
         child.process = None
         if finished:
             child.again_at = None
-        elif not child.killed:
+        elif not child.killed and not stopped:
             child.again_at = now + AGAIN_S
 
     def _errors(self, label: str) -> Path:

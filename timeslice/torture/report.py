@@ -96,12 +96,17 @@ def document(judged: Judged, facts: Mapping[str, Any], history: Path | None) -> 
     roles = {line.label: line.role for line in lines if isinstance(line, Born)}
     start = lines[0].at if lines else 0
     p95 = report.recovery_p95_s
+    kinds = _by_kind(lines, roles)
+    facts = dict(facts)
+    planned = facts.pop("planned", None)
+    if planned is not None:
+        facts["kinds_not_injected"] = sorted(set(planned) - set(kinds) - set(facts.get("kinds_left_out", {})))
     return {
         "device": "emulated",
         **facts,
         "complete": complete,
         "faults": report.faults,
-        "faults_by_kind": _by_kind(lines, roles),
+        "faults_by_kind": kinds,
         "grants": report.grants,
         "swaps": report.swaps,
         "bytes_moved": sum(
@@ -125,7 +130,7 @@ def _by_kind(lines: Sequence[Line], roles: Mapping[str, str]) -> dict[str, int]:
     for line in lines:
         if isinstance(line, Fault) and line.id in took:
             process = line.harm in {"kill", "stop"} and line.label in roles
-            kinds[f"{line.harm}-{roles[line.label]}" if process else line.harm] += 1
+            kinds[line.planned or (f"{line.harm}-{roles[line.label]}" if process else line.harm)] += 1
     return dict(sorted(kinds.items()))
 
 
@@ -139,6 +144,7 @@ def table(told: Mapping[str, Any]) -> Table:
         *([("interrupted", "yes: what follows is of the time until then")] if told.get("interrupted") else []),
         *([] if told["complete"] else [("incomplete", "the end of the history is missing, and was not judged")]),
         ("faults", f"{told['faults']} ({kinds})" if kinds else "0"),
+        *_kinds_missing(told),
         ("grants", str(told["grants"])),
         ("swaps", f"{told['swaps']}, {told['bytes_moved'] / (1 << 20):.0f} MiB moved"),
         ("recovery p95", "nobody waited" if p95 is None else f"{p95:.2f} s"),
@@ -148,6 +154,14 @@ def table(told: Mapping[str, Any]) -> Table:
     for name, value in rows:
         found.add_row(name, value)
     return found
+
+
+def _kinds_missing(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Which kinds a run can't speak of, as nothing of them came about."""
+    if "kinds_not_injected" in told:
+        yield "kinds not injected", ", ".join(told["kinds_not_injected"]) or "none: all came about"
+    for why in sorted(set(told.get("kinds_left_out", {}).values())):
+        yield f"left out: {', '.join(k for k, w in sorted(told['kinds_left_out'].items()) if w == why)}", why
 
 
 def _values(name: str, means: Mapping[str, float]) -> str:

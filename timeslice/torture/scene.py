@@ -13,7 +13,8 @@ from timeslice.errors import TimeSliceError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
 from timeslice.locks.keys import Keys
-from timeslice.torture.clock import MISSING, prepare_server
+from timeslice.torture import forms
+from timeslice.torture.clock import prepare_server
 from timeslice.torture.faults import World, groups_of
 from timeslice.torture.fleet import make_fleet
 from timeslice.torture.fleet_base import HOST
@@ -41,20 +42,26 @@ _DISK = "size=1m,mode=700"
 class Scene:
     """Everything but the jobs. ``url`` leads straight to the servers, ``proxied`` through the proxy if there is one.
 
-    ``missing`` says what this machine can't do, one sentence each.
+    With ``late`` the agents are not started yet, and nobody has said how the groups are served.
     """
 
     def __init__(
-        self, topology: Topology, work: Path, history: Path, writer: Writer, stack: ExitStack, *, mutant: str = ""
+        self,
+        topology: Topology,
+        work: Path,
+        history: Path,
+        writer: Writer,
+        stack: ExitStack,
+        *,
+        mutant: str = "",
+        late: bool = False,
     ) -> None:
         self._work, self._writer = work, writer
-        self.parts = history / "parts"
-        self.missing: list[str] = []
+        self.parts, self.pids = history / "parts", work / "job.pids"
+        self.logs = history / "logs"
         binary, clock = None, None
         if topology == "standalone":
             binary, clock = prepare_server(work)
-            if clock is None:
-                self.missing.append(MISSING)
         self.fleet = make_fleet(topology, work / "servers", aof=True, binary=binary)
         stack.callback(self.fleet.stop)
         self.fleet.start()
@@ -70,14 +77,45 @@ class Scene:
         stack.callback(self._clear_away)
         knobs = work / "knobs"
         knobs.mkdir()
-        self.world = World(self.processes, self.fleet, proxy, knobs, self._disks(), clock)
-        self._configure()
+        self.world = World(self.processes, self.fleet, proxy, knobs, self._disks(), clock, forms.missing())
+        self._configure(declared=not late)
+        if late:  # the devices are there, as real ones are, and nobody serves them
+            for node in NODES:
+                for path in self.devices(node).values():
+                    path.parent.mkdir(mode=0o700, exist_ok=True)
+                    Device.create(path, DEVICE_BYTES)
         # One of each is behind the proxy, like some of the jobs.
-        for index, node in enumerate(NODES):
-            self._add_agent(node, self.proxied if index == 1 else self.url, knobs)
         for index, name in enumerate(COORDINATORS):
             self._add_coordinator(name, self.proxied if index == 1 else self.url)
-        self._await_agents(history)
+        if not late:
+            self.start_agents()
+            self._await_agents()
+
+    def start_agents(self) -> None:
+        """At the next turn of the keeper."""
+        for index, node in enumerate(NODES):
+            self._add_agent(node, self.proxied if index == 1 else self.url, self.world.knobs)
+
+    def served(self) -> bool:
+        """Every group has all its nodes."""
+        driver, keys = SyncDriver(self.url), Keys()
+        try:
+            return all(set(driver.view(keys.group(group)).nodes) >= set(nodes) for group, nodes in SERVED.items())
+        finally:
+            driver.close()
+
+    def waits(self) -> bool:
+        """In each served group somebody waits."""
+        driver, keys = SyncDriver(self.url), Keys()
+        try:
+            return all(driver.view(keys.group(group)).queue for group in SERVED)
+        finally:
+            driver.close()
+
+    @property
+    def everywhere(self) -> dict[str, dict[str, Path]]:
+        """The emulated devices of all nodes of each group."""
+        return {group: {node: self.devices(node)[group] for node in nodes} for group, nodes in SERVED.items()}
 
     def environment(self, node: str) -> dict[str, str]:
         """The user's, without what is about another installation."""
@@ -97,16 +135,14 @@ class Scene:
             folder.mkdir(mode=0o700)
             if syscalls.mount_tmpfs(str(folder), _DISK) == 0:
                 disks[node] = folder
-        if not disks:
-            self.missing.append("no agent's disk is filled: this user may not mount one")
         return disks
 
-    def _configure(self) -> None:
-        """The groups' modes and deadlines, before anybody uses them."""
+    def _configure(self, *, declared: bool) -> None:
+        """The groups' deadlines and, if they are ``declared``, modes, before anybody uses them."""
         driver, keys = SyncDriver(self.url), Keys()
         settings = CONFIG.stored()
         for group in GROUPS:
-            mode = "lock" if group == LOCK_GROUP else "served"
+            mode = "lock" if group == LOCK_GROUP else "served" if declared else ""
             driver.run(scripts.configure(keys.group(group), settings, mode=mode))
         driver.retry(lambda: driver.client.sadd(keys.groups, *GROUPS))
         driver.close()
@@ -123,6 +159,7 @@ class Scene:
                 "state_dir": str(self._work / node / "state"),
                 "knobs": str(knobs),
                 "history": str(self.parts),
+                "leave": True,  # where it is told to stop
             }
 
         groups = groups_of("agent", node)
@@ -135,16 +172,15 @@ class Scene:
         groups = groups_of("coordinator", "")
         self.processes.add(Child(f"coordinator-{name}", "coordinator", spec, self.environment(name), groups=groups))
 
-    def _await_agents(self, history: Path) -> None:
-        driver, keys, until = SyncDriver(self.url), Keys(), time.monotonic() + READY_S
+    def _await_agents(self) -> None:
+        until = time.monotonic() + READY_S
         while True:
             self.processes.keep(time.monotonic())
-            if all(set(driver.view(keys.group(group)).nodes) >= set(nodes) for group, nodes in SERVED.items()):
+            if self.served():
                 break
             if time.monotonic() > until:
-                raise TimeSliceError(f"the agents did not join within {READY_S:g} s; see {history / 'logs'}")
+                raise TimeSliceError(f"the agents did not join within {READY_S:g} s; see {self.logs}")
             time.sleep(0.1)
-        driver.close()
 
     def _clear_away(self) -> None:
         self.processes.end()

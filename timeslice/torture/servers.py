@@ -20,6 +20,7 @@ HOUR_S = 3600
 _PROBE_S = 0.1  # a server that answers at all answers by then
 _ABOUT_S = 60  # of a clock that was moved by an hour
 _CANARY_KEEP_S = 600
+_PASSWORD = "rotated"  # noqa: S105 - of a server that lives for a minute, on a socket of its own
 _CANARY_SCRIPT = "return 'canary'"
 
 Do = Callable[[], object]
@@ -70,6 +71,7 @@ class Victim:
             "pause": Act("pause", lambda: self._ask(*pause), self.silent, nothing),
             "forget": Act("forget", self._forget, self.forgot, nothing),
             "full": Act("full", lambda: self._ask(*full), self.refuses, lambda: self._ask(*empty)),
+            "password": Act("password", self._lock_out, self.refuses_strangers, self._let_in),
             "flush": Act("flush", self._flush, lambda: self._flushed, nothing),
             "wipe": Act("wipe", self._wipe, lambda: self._flushed and self.away(), start),
         }
@@ -117,6 +119,28 @@ class Victim:
         with self._fleet.client(self._name) as client:
             told: Any = client.time()
         return bool(abs(told[0] - time.time() - seconds) < _ABOUT_S)
+
+    def refuses_strangers(self) -> bool:
+        """It asks for a password that nobody was told."""
+        with self._fleet.client(self._name) as client:
+            try:
+                client.ping()
+            except redis.exceptions.AuthenticationError:
+                return True
+        return False
+
+    def _lock_out(self) -> None:
+        """As in the middle of a rotation: the server has the new password, and who connects has not."""
+        with self._fleet.client(self._name) as client:
+            client.config_set("requirepass", _PASSWORD)
+            try:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            except redis.exceptions.RedisError:
+                pass  # read back is whether it refuses
+
+    def _let_in(self) -> None:
+        with self._fleet.client(self._name, password=_PASSWORD) as client:
+            client.config_set("requirepass", "")
 
     def _drop(self) -> None:
         with self._fleet.client(self._name) as canary, canary.client() as one:  # a connection of its own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from timeslice.models import GroupConfig
@@ -31,12 +31,14 @@ def served_by(node: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Seat:
-    """A place for one job process after another. Seats of one ``pair`` run processes of one job."""
+    """A place for one job process after another. Seats of one ``pair`` run processes of one job, and with ``rank`` they
+    hold together, as a gang."""
 
     node: str
     asynchronous: bool
     proxied: bool
     pair: int
+    rank: int | None = None
 
 
 # The first two are one job with processes on two nodes.
@@ -50,11 +52,16 @@ _SEATS = (
 )
 
 
+GANG_RANKS, GANG_GROUP = 2, "trainers"  # which has a device on the nodes of both
+
+
 def seats(count: int) -> tuple[Seat, ...]:
-    """The first ``count`` places; more than there are repeat them as further jobs."""
-    pairs = 1 + max(seat.pair for seat in _SEATS)
-    return tuple(
-        Seat(seat.node, seat.asynchronous, seat.proxied, seat.pair + pairs * (index // len(_SEATS)))
-        for index in range(count)
-        for seat in (_SEATS[index % len(_SEATS)],)
-    )
+    """The first ``count`` places; more than there are repeat them as further jobs, whose first two are a gang."""
+    found = []
+    for index in range(count):
+        turn, place = divmod(index, len(_SEATS))
+        seat = _SEATS[place]
+        of_gang = turn % 2 == 1 and place < GANG_RANKS and index - place + GANG_RANKS <= count
+        pair = seat.pair + turn * (1 + max(each.pair for each in _SEATS))
+        found.append(replace(seat, pair=pair, rank=place if of_gang else None))
+    return tuple(found)

@@ -10,7 +10,7 @@ from typing import Any
 from timeslice.torture.faults import groups_of
 from timeslice.torture.processes import Child
 from timeslice.torture.scene import Scene
-from timeslice.torture.stage import JOB_BYTES, LOCK_GROUP, Seat, seats
+from timeslice.torture.stage import GANG_GROUP, GANG_RANKS, JOB_BYTES, LOCK_GROUP, Seat, seats
 
 LIVES_S = (12.0, 40.0)  # of a job
 
@@ -73,6 +73,14 @@ class Traffic:
                 "bytes": JOB_BYTES,
                 "lock_group": LOCK_GROUP,
                 "until": until,
+                "knobs": str(scene.world.knobs),
+                "everywhere": {
+                    group: {node: str(path) for node, path in nodes.items()}
+                    for group, nodes in scene.everywhere.items()
+                    if seat.node in nodes
+                },
+                "pids": str(scene.pids),
+                **({} if seat.rank is None else {"rank": seat.rank, "ranks": GANG_RANKS, "gang_group": GANG_GROUP}),
             }
 
         self._seats[name] = seat

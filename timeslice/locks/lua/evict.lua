@@ -1,11 +1,25 @@
 --[[
 Moves a job's device state to host memory now, by an operator's order. The order is dropped if it fails once.
 ARGV  1 floor  2 job  3 by whom  4 why, or ''  5 '1': by force
-Reply ok | out residency (there is nothing to move) | refused reason
+Reply ok | out residency (there is nothing to move; a job with registered processes is asked for that, unless it is
+      suspended) | refused reason
 Events EvictionOrdered, and what advance and reap emit
 --]]
 -- @include group waiters gangs residency lease advance
 local job, force = ARGV[2], ARGV[5] == '1'
+
+-- Nobody granted it and no agent told of it, and yet its processes may have loaded: only they can tell.
+local function is_untold()
+  if S.mode ~= 'served' then
+    return false
+  end
+  for _, field in ipairs(redis.call('HKEYS', targets_key)) do
+    if string.sub(field, 1, #job + 1) == job .. '/' then
+      return true
+    end
+  end
+  return false
+end
 
 begin(true)
 settle_clock()
@@ -16,7 +30,7 @@ local undriven = (S.owner == '' or S.owner_deadline_ms < now) and NO_COORDINATOR
 local refusal
 if S.lease_id ~= '' and S.job == job then
   refusal = 'it holds the group; take that away first: timeslice revoke'
-elseif OUT[where] and not in_doubt then
+elseif OUT[where] and not in_doubt and (where == 'suspended' or not is_untold()) then
   advance()
   save()
   return { 'out', where }

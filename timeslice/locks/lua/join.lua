@@ -43,7 +43,7 @@ local function over()
   local by, why = taken_by(gang)
   local party = by == '' and why == '' and party_get(gang, rank)
   if party and party.id ~= id then
-    why = party_named(gang, rank) .. ' took its place'
+    why = party_named(gang, rank) .. ' took its place; ' .. TWO_PROGRAMS
   end
   return { 'ended', by, why }
 end
@@ -86,6 +86,15 @@ if gang == '' or (S.lease_id ~= gang and redis.call('HEXISTS', waiters_key, gang
   gang = redis.call('HGET', waiters_key, forming) or (gang == '' and 'gang-' .. id or gang) -- a new round, or a lost one
 end
 local party = party_get(gang, rank)
+local why = S.lease_id ~= gang and twin(forming, name, job, ARGV[6], rank, { host = host, pid = pid, start = start })
+if why then
+  if party and party.id == id then
+    gang_end(gang, rank, why)
+  end
+  advance()
+  save()
+  return { 'ended', '', why }
+end
 if not party and S.lease_id ~= gang and is_too_many(gang .. '/' .. rank, place) then
   return turn_away()
 end

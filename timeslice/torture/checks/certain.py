@@ -83,9 +83,8 @@ class Certain:
     def _is_ending(self, node: str, job: str) -> bool:
         return any(
             (death.ran or death.at - NOTICED_S * SECOND) <= self._now <= death.at
-            and (born := self._story.born.get(label))
-            and (born.node, born.job) == (node, job)
-            for label, death in self._story.died.items()
+            for label in self._story.processes_of(node, job)
+            if (death := self._story.died.get(label))
         )
 
     def _take(self, line: Line) -> None:
@@ -101,8 +100,11 @@ class Certain:
                         self._measured[place] = place[2] in line.jobs
                 for job in line.jobs:
                     self._signs.setdefault((line.group, line.node, job), Sign.IN)
-            case Born(label=label) | Died(label=label) | Fault(harm="kill", label=label):
+            case Born(label=label) | Died(label=label):
                 self._forget(label)
+            case Fault():
+                for label in line.killed:
+                    self._forget(label)
             case _:
                 pass
 

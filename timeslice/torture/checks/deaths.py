@@ -33,16 +33,16 @@ def unmeant_ends(story: Story, terms: Terms) -> Iterator[Violation]:
 def _may_touch_in_vain(story: Story, terms: Terms, death: Died) -> bool:
     return any(
         _is_over(story, body, death.at) or any(_explains(story, terms, harm, body, death) for harm in story.harms)
-        for body in story.bodies
-        if body.who == death.label and not body.lock_only and not body.left
+        for body in story.bodies_in(death.label)
+        if not body.lock_only and not body.left
     )
 
 
 def _is_over(story: Story, body: Try, at: int) -> bool:
     """Whether it heard that its lease is over, or the stream tells it."""
     return body.lost is not None or any(
-        event.type == "StateLost" or (event.type in ENDS and event.fields.get("token") == str(body.token))
-        for event in story.told.get(body.group, ())
+        event.type == "StateLost" or event.type in ENDS
+        for event in story.told_of(body.group, body.token)
         if body.entered and body.entered.at - READ_S * SECOND <= event.at <= at + READ_S * SECOND
     )
 

@@ -59,8 +59,9 @@ def overtaken(story: Story, terms: Terms) -> Iterator[Violation]:
     """Nobody is served before a living waiter of his band, or of a higher one, that came earlier.
 
     Legal exceptions: one that was put off (a refused swap, or silent) may be passed until it is tried again. A grant
-    that moves nothing may pass a waiter whose swap a silent node keeps from beginning; that is told nowhere, so it
-    counts only where nothing was done to the group's agents meanwhile. Data loss empties the queue: who comes back
+    that moves nothing may pass a waiter whose swap a silent node keeps from beginning. No script tells that: either
+    something was done to the group's agents a moment ago, or the run read from the server that a heartbeat was overdue,
+    as happens where a busy machine lets an agent stand still. Data loss empties the queue: who comes back
     has his old place, and who is first told of soon after a loss may have one that nobody knows.
     """
     for group in story.groups:
@@ -122,7 +123,8 @@ def _passed(story: Story, group: str, queue: _Queue, event: Told, others: list[s
     job = event.fields.get("job", "")
     for other in others:
         may_be_blocked = event.fields.get("how") == "no-op" and queue.jobs[other] != job
-        if may_be_blocked and _served(story, group) and _agents_disturbed(story, group, event.at):
+        silent = story.was_silent(group, event.at) or _agents_disturbed(story, group, event.at)
+        if may_be_blocked and silent and _served(story, group):
             continue
         yield Violation(
             "order",

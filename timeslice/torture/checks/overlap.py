@@ -9,7 +9,7 @@ from timeslice.torture.checks.story import Story, Terms, Try, Violation, seconds
 
 
 def overlaps(story: Story, terms: Terms) -> Iterator[Violation]:
-    """No two bodies of a group run at the same time, not even two of one job.
+    """No two bodies of a group run at the same time, not even two of one job, but the ranks of a gang under its lease.
 
     Two things are no violation in a lock-only group, which has no agent that would stop the older one. A lease that
     ended by itself ends on two machines: the older one's loss may be written ``slack_s`` later than the younger one's
@@ -23,7 +23,9 @@ def overlaps(story: Story, terms: Terms) -> Iterator[Violation]:
             open_ = [other for other in open_ if other.end > stretch.start]
             for other in open_:
                 pair = frozenset((id(other.body), id(stretch.body)))
-                if other.body is stretch.body or pair in told or _excused(story, terms, other, stretch):
+                if other.body is stretch.body or other.body.shares(stretch.body):
+                    continue
+                if pair in told or _excused(story, terms, other, stretch):
                     continue
                 told.add(pair)
                 yield _violation(group, other, stretch)

@@ -33,14 +33,16 @@ def recoveries(story: Story, terms: Terms) -> Iterator[Recovery]:
     """
     for group in story.groups:
         gaps = list(_gaps(story, terms, group))
+        ends = [gap.end for gap in gaps]
         covered = -1.0
         for harm in sorted(story.harms_to(group), key=lambda each: each.at):
             start = max(float(harm.at), covered)
-            last = next((gap for gap in gaps if gap.end > harm.until), None)
+            after = bisect_right(ends, harm.until)
+            last = gaps[after] if after < len(gaps) else None
             if harm.until <= covered or last is None or not last.entered:
                 continue
             covered = last.end
-            waited = max(gap.idle_from(start) for gap in gaps if start < gap.end <= covered)
+            waited = max(gap.idle_from(start) for gap in gaps[bisect_right(ends, start) : after + 1])
             if waited:
                 yield Recovery(harm, group, waited / SECOND)
 
@@ -53,6 +55,8 @@ def late_recoveries(story: Story, terms: Terms) -> Iterator[Violation]:
     """
     for group in story.groups:
         for gap in _gaps(story, terms, group):
+            if gap.idle_from(gap.start) <= terms.recovery_s * SECOND:
+                continue
             healed = [harm.until for harm in story.harms_to(group) if gap.has(harm) and _keeps_out(story, harm, group)]
             since = max([gap.start, *healed])
             spans = ((since, terms.recovery_s), (gap.start, _MOST_TERMS * terms.recovery_s))

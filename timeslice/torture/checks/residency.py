@@ -92,13 +92,11 @@ def _is_over(story: Story, terms: Terms, body: Try, move: Moved) -> bool:
     """Whether the stream tells that the lease ended before it was yielded, or can't be expected to."""
     by = move.at + READ_S * SECOND
     over = False
-    for event in story.told.get(body.group, ()):
+    for event in story.told_of(body.group, body.token):
         if event.at > by:
             break
         if event.type == "StateLost":
             over = True
-        elif event.fields.get("token") != str(body.token):
-            continue
         elif event.type == "LeaseYielded":
             return False  # by itself, and after it had left
         elif event.type in ENDS:

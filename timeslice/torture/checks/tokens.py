@@ -102,7 +102,7 @@ def _in_bodies(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
         while restarts and restarts[0] < body.entered.at:
             newest = None
             restarts.pop(0)
-        if newest is None or body.token > newest.token:
+        if newest is None or body.token > newest.token or body.shares(newest):
             newest = body
         elif body.token == newest.token or not (_stood_still(story, body, terms) or body.heard_at_once(terms)):
             yield Violation(

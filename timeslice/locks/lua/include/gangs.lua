@@ -2,7 +2,8 @@
 -- In the waiters hash beside the gang's own record: `<gang>/party/<rank>` -> "id host pid start renewed", where renewed
 -- is when that rank last renewed by itself ('-': not yet, 'left': it gave the lease up); `<gang>/arrived`, `<gang>/left`,
 -- `<gang>/confirmed` (how many ranks have renewed: no body runs before all have), `<gang>/failed` (a rank left a weight
--- sync with an error), `<gang>/score` and `<gang>/told`; `<id>/gang` -> "gang rank"; `@<name>` -> the round that forms.
+-- sync with an error), `<gang>/score`, `<gang>/told` and, of one that holds, `<gang>/called` (its name); `<id>/gang` ->
+-- "gang rank"; `@<name>` -> the round that forms.
 -- In alive: `<gang>/<rank>` -> that rank's own deadline. Whoever passes it ends the gang for all.
 local NAMED_MAX = 8
 local UNKNOWN = '?' -- who a rank is, as long as it has not come back after data loss
@@ -117,7 +118,7 @@ local function gang_forget(gang, world)
     end
   end
   redis.call('HDEL', waiters_key, gang .. '/arrived', gang .. '/left', gang .. '/confirmed', gang .. '/score',
-    gang .. '/told', gang .. '/failed')
+    gang .. '/told', gang .. '/failed', gang .. '/called')
 end
 
 -- All ranks read why their gang is over; who asks or renews later is told so, too.
@@ -126,6 +127,41 @@ local function gang_tell(gang, why)
   redis.call('XADD', key, 'MAXLEN', 8, '*', 'kind', 'ended', 'reason', why)
   redis.call('EXPIRE', key, GRANT_KEEP_S)
   remember_ended(gang)
+end
+
+local TWO_PROGRAMS = 'if these are two programs with one job id, give each its own TIMESLICE_JOB, or its ranks a '
+  .. 'MASTER_ADDR and MASTER_PORT that no other has'
+
+-- Two living processes that ask as one rank are two programs under one name, whose ranks would complete each other's
+-- rounds. One that comes while another process is inside as its rank may be that one started again. It is a second one
+-- if the one inside asks once more. Marks beside the ids that ended say so: `first/`, `second/` and a process.
+local function twin_mark(kind, forming, rank, process)
+  return kind .. '/' .. forming .. '/' .. rank .. '/' .. process.host .. '/' .. process.pid .. '/' .. process.start
+end
+
+-- Why a process can't be this rank, or nil. Asked at each of its calls, so that marks last as long as the doubt.
+local function twin(forming, name, job, world, rank, process)
+  local both = 'both/' .. forming .. '/' .. rank
+  local first, second = twin_mark('first', forming, rank, process), twin_mark('second', forming, rank, process)
+  local other = S.gang == world and S.job == job and redis.call('HGET', waiters_key, S.lease_id .. '/called') == name
+    and party_get(S.lease_id, rank)
+  if other and other.renewed ~= 'left' and other.id ~= UNKNOWN
+    and not (other.host == process.host and other.pid == process.pid and other.start == process.start) then
+    if has_ended(twin_mark('second', forming, rank, other)) then
+      remember_ended(twin_mark('second', forming, rank, other)) -- and who it came to is not second to it
+    else
+      remember_ended(second)
+      remember_ended(twin_mark('first', forming, rank, other))
+    end
+  end
+  if has_ended(first) then
+    remember_ended(first)
+    remember_ended(both)
+  elseif has_ended(second) and has_ended(both) then
+    remember_ended(second)
+    remember_ended(both)
+    return 'another living process is rank ' .. rank .. ' of ' .. world .. ', too; ' .. TWO_PROGRAMS
+  end
 end
 
 -- Takes a waiter out for good, be it a gang or not.

@@ -14,6 +14,7 @@ local function grant(waiter, record, how, swap_ms, caller)
   set('lease_ms', tonumber(record.lease_ms) or LEASE_MS)
   if is_gang then
     set('gang', record.world)
+    redis.call('HSET', waiters_key, waiter .. '/called', record.name or '')
   end
   set('token', token)
   set('how', how)
