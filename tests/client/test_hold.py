@@ -336,7 +336,7 @@ def test_disabled_holds_do_nothing_and_say_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With TIMESLICE_DISABLE=1 bodies run without any server, and the log says so once."""
-    monkeypatch.setattr("timeslice.client.core._said", set())
+    monkeypatch.setattr("timeslice.client.once._said", set())
     monkeypatch.setenv("TIMESLICE_DISABLE", "1")
 
     @timeslice.hold("g")

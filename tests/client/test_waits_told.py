@@ -11,7 +11,7 @@ import pytest
 from tests.client.faces import Face
 from tests.client.world import World
 from tests.support.jobs import DEADLINE_S, wait_until
-from timeslice.client import core
+from timeslice.client import core, once
 
 
 def got(future: Future[Any]) -> Any:
@@ -52,7 +52,7 @@ def test_the_first_wait_for_a_group_is_a_warning_and_the_usual_turn_is_none(
     face: Face, world: World, caplog: pytest.LogCaptureFixture, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program without logging shows warnings: whoever wonders why it stands still reads it, but not for each turn."""
-    monkeypatch.setattr(core, "_said", set())
+    monkeypatch.setattr(once, "_said", set())
     monkeypatch.setattr(core, "_TELL_NEXT_S", 60.0)
     client, other = face.client(job="b"), face.client(job="a")
     for number in range(1, 3):

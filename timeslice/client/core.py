@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from timeslice.client.identity import (
 )
 from timeslice.client.known import served_groups, unknown
 from timeslice.client.lease import BaseLease
+from timeslice.client.once import is_first, say_once
 from timeslice.client.renewal import Renewer, renewer_for
 from timeslice.client.steps import Steps
 from timeslice.client.terms import Terms
@@ -230,7 +230,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         return Party(gang.name, gang.rank, gang.world)
 
     def _pretend(self, keys: GroupKeys, request: Request, terms: Terms) -> LeaseT:
-        _say_once("holds do nothing: TIMESLICE_DISABLE=1 is set")
+        say_once("holds do nothing: TIMESLICE_DISABLE=1 is set")
         grant = Grant(0, "no-op", 0.0, 0.0, "disabled", True, 0, math.inf)
         return self._lease_type(self, keys, request, grant, terms)  # type: ignore[return-value]
 
@@ -299,7 +299,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         except TimeSliceError:
             return  # the wait itself meets this, too, and ends by it or goes on
         if line := notice(view, waiter):
-            news = waited_s >= _TELL_NEXT_S or _is_first(f"wait for {self.url} {keys.state}")
+            news = waited_s >= _TELL_NEXT_S or is_first(f"wait for {self.url} {keys.state}")
             self.tell(logging.WARNING if news else logging.INFO, line)
 
     def _held_elsewhere(self, keys: GroupKeys) -> list[Held]:
@@ -325,7 +325,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
             raise unknown(group, served, f"; for a lock without devices use {self.lock_only_words}")
         yield self._pipe([("SADD", self.keys.groups, group)], _left(until))
         if not served:
-            _say_once(
+            say_once(
                 f"no agent serves group {group}: waiting for one. Start it with `timeslice agent --group {group}`, or "
                 f"use {self.lock_only_words} for a lock without devices."
             )
@@ -388,27 +388,10 @@ def _left(until: float) -> float:
 
 _clients: weakref.WeakSet[BaseClient[Any, Any]] = weakref.WeakSet()
 _of_the_parent: list[Any] = []
-_said: set[str] = set()
-_saying = threading.Lock()
-
-
-def _say_once(message: str) -> None:
-    if _is_first(message):
-        log.warning(message)
-
-
-def _is_first(what: str) -> bool:
-    with _saying:
-        if what in _said:
-            return False
-        _said.add(what)
-        return True
 
 
 def _start_clean() -> None:
     """In a forked child: every client gets a new driver; the parent's is kept, so that nothing shuts its sockets."""
-    global _saying  # noqa: PLW0603 - a child can't trust the lock it inherited
-    _saying = threading.Lock()
     for client in list(_clients):
         _of_the_parent.append(client._driver)  # noqa: SLF001
         client._driver = None  # noqa: SLF001
