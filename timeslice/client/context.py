@@ -110,12 +110,12 @@ def _told(gang: Gang | None) -> str:
 _held: ContextVar[Mapping[Key, Holding]] = ContextVar("timeslice_held", default={})  # noqa: B039 - never changed
 # What this context has from calls of acquire, and may have yielded since.
 _acquired: ContextVar[tuple[BaseLease, ...]] = ContextVar("timeslice_acquired", default=())
-_counting = threading.Lock()
+_counting = threading.RLock()  # a hold may be let go, and so be left, while this thread counts
 
 
 def _start_clean() -> None:
     global _counting  # noqa: PLW0603 - a forked child can't trust the lock it inherited
-    _counting = threading.Lock()
+    _counting = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_start_clean)
