@@ -7,7 +7,7 @@ Reply ok | not_served node ... (some of those that serve the group) | refused wh
 begin(false, BODY_MAX)
 local field = target_field(ARGV[2], ARGV[3], ARGV[4], ARGV[5])
 if not redis.call('ZSCORE', nodes_key, ARGV[3]) then
-  return { 'not_served', unpack(redis.call('ZREVRANGE', nodes_key, 0, 4)) }
+  return { 'not_served', unpack(redis.call('ZRANGE', nodes_key, 0, 4)) }
 end
 if #field > FIELD_MAX or #ARGV[5] > RECORD_MAX then
   return { 'refused', 'its record is too long' }
