@@ -36,8 +36,8 @@ async def test_an_order_in_hand_is_not_handed_out_again(rig: Rig) -> None:
 
 
 async def test_an_order_that_is_given_again_while_it_is_in_hand_is_taken_off(rig: Rig) -> None:
-    """The coordinator repeats an order that was not answered yet: the repeat leaves the stream at once, and the executor
-    has the order once. The one in hand stays in the stream, for the next agent."""
+    """The coordinator repeats an order that was not answered yet: the repeat leaves the stream at once, and the
+    executor has the order once. The one in hand stays in the stream, for the next agent."""
     taken = Collector()
     reader = CommandReader(rig.driver, rig.keys, rig.node, {rig.name: taken})  # type: ignore[dict-item]
     command = rig.command(7, "prepare", "a", into="b", epoch=1)

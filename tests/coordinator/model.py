@@ -161,7 +161,7 @@ class Model:
         return True
 
     def die(self, node: str) -> None:
-        """Its agent ends, and with it what is in its hands; what it began it takes up again when it is ordered again."""
+        """Its agent ends, and with it what is in its hands; what it began it takes up when it is ordered again."""
         self.running.discard(node)
 
     def report(self, node: str, *, well: bool) -> bool:

@@ -145,9 +145,9 @@ def test_pauses_double_up_to_thirty_seconds() -> None:
 @given(data=st.data())
 @settings(max_examples=400, deadline=None)
 def test_it_never_grants_on_a_guess_and_always_ends(data: st.DataObject) -> None:
-    """Nodes that take, drop, fail, delay and forget orders, die over them, join and leave, owners that change, clocks that run on,
-    intruders: whenever it promotes, every node has reported that what must be out is out and what must be in is in;
-    and once nobody misbehaves any more the swap ends."""
+    """Nodes that take, drop, fail, delay and forget orders, die over them, join and leave, owners that change, clocks
+    that run on, intruders: whenever it promotes, every node has reported that what must be out is out and what must be
+    in is in; and once nobody misbehaves any more the swap ends."""
     names = data.draw(st.lists(st.sampled_from(["n1", "n2", "n3"]), unique=True, min_size=1))
     model = Model(dict.fromkeys(names, (3, "done")), saved=data.draw(st.booleans()))
     model.lively = data.draw(st.sampled_from([True, True, True, True, False]))

@@ -1,4 +1,4 @@
-"""The protocol as Promela models, explored exhaustively by spin, and mutants of them that it must find. See README.md."""
+"""The protocol as Promela models, explored completely by spin, and mutants that it must find. See README.md."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WAYS = {  # the rule that is left out: model, its macros, the promise that break
 
 
 class Spin:
-    """Explores one model with some macros, in a folder of its own. ``broken``: the promise that does not hold, or ''."""
+    """Explores one model with some macros, in a folder of its own. ``broken``: the promise that does not hold."""
 
     def __init__(self, needs_tool: NeedsTool, folder: Path, model: str, *macros: str, speed: str = "-O0") -> None:
         self._spin, self._folder = needs_tool("spin"), folder
