@@ -47,7 +47,8 @@ async def test_an_order_that_is_given_again_while_it_is_in_hand_is_taken_off(rig
     reading = asyncio.create_task(reader.run())
 
     async def left() -> bool:
-        return [text(entry) for entry, _ in await rig.driver.client.xrange(rig.keys.commands(rig.node))] == [first]
+        entries: Any = await rig.driver.client.xrange(rig.keys.commands(rig.node))
+        return [text(entry) for entry, _ in entries] == [first]
 
     await until(left, "only the one in hand is left")
     reading.cancel()
