@@ -61,7 +61,8 @@ class Spin:
         self._call(self._spin, *self._macros, "-a", str(self._source))
         flags = (speed, "-w", "-DSAFETY", "-DNOREDUCE", f"-DMEMLIM={MEMORY_MB}")
         self._call(needs_tool("cc"), *flags, "-o", "pan", "pan.c")
-        self.output = self._call("./pan", f"-m{DEPTH}", "-w24")
+        bounds = " ".join((model, *macros, f"depth {DEPTH}"))
+        self.output = f"{bounds}\n{self._call('./pan', f'-m{DEPTH}', '-w24')}"
         self.broken = self._find_promise() if "errors: 1" in self.output else ""
 
     def _find_promise(self) -> str:
