@@ -22,7 +22,7 @@ def emitted() -> set[str]:
     folder = resources.files("timeslice.locks") / "lua"
     files = [*folder.iterdir(), *(folder / "include").iterdir()]
     source = "\n".join(each.read_text() for each in files if each.name.endswith(".lua"))
-    found = set(re.findall(r"\b(?:emit|end_lease)\('(\w+)'", source))
+    found = set(re.findall(r"\b(?:emit|end_lease|end_unused)\('(\w+)'", source))
     table = re.search(r"local EVENTS = \{(.*?)\}", source)
     assert table
     return found | set(re.findall(r"'(\w+)'", table[1]))

@@ -40,6 +40,7 @@ class ScriptedAgent:
         self.world, self.node = world, node
         self.states: dict[str, str] = {}
         self.orders: list[Command] = []  # accepted
+        self._answered: set[str] = set()  # ids: one that is given again is not carried out again
         self.refused: list[StaleCommandError] = []
         self.faults: dict[str, str] = {}  # step -> error; once
         self.gates: dict[str, asyncio.Event] = {}  # step -> not done before this
@@ -78,6 +79,8 @@ class ScriptedAgent:
                 self._after = entry  # one that it died over is read again
 
     async def _obey(self, command: Command) -> bool:
+        if command.id in self._answered:
+            return True
         world, group, step = self.world, self.world.group, command.step
         call = scripts.accepted(group, self.node, command.swap, command.epoch, step, command.id)
         try:
@@ -110,6 +113,7 @@ class ScriptedAgent:
             await world.run(
                 scripts.ack(group, self.node, command.swap, command.id, seen, outcome=outcome, kind=kind, error=fault)
             )
+        self._answered.add(command.id)
         return True
 
     async def report(self, **states: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import grpc.aio
 
 from tests.agent.rig import NODE, Rig, until
+from timeslice.agent import procfs
 from timeslice.backends.registry import get_backend
 from timeslice.client.aio import AsyncClient
 from timeslice.coordinator.service import CoordinatorOptions, run_coordinator
@@ -87,16 +89,24 @@ class Place:
         await made.register()
         return made
 
-    async def hold(self, job: str) -> str:
-        """Take the group as a client elsewhere would, and return the lease id."""
+    async def hold(self, job: str, process: subprocess.Popen[str] | None = None) -> str:
+        """Take the group as a client elsewhere would, or by this process, and return the lease id."""
         request = replace(self.rig.request(job), host="elsewhere")
+        if process and (found := procfs.look_at(process.pid)):
+            request = replace(request, host=self.rig.node, pid=process.pid, start=found.start)
         await self.rig.driver.drive(flows.acquire(self.rig.group, request, timeout_s=100))
         return request.waiter
 
     async def turn(self, job: str) -> None:
-        """Hold and yield."""
-        lease = await self.hold(job)
+        """Hold and yield. A job without a workload has a process of its own, which ends with its turn: else nobody
+        could tell where its state is."""
+        speaks = job in {workload.job for workload in self.workloads}
+        process = None if speaks else await self.rig.job(job)
+        lease = await self.hold(job, process)
         await self.rig.driver.run(scripts.yield_(self.rig.group, lease, None))
+        if process:
+            process.kill()
+            process.wait()
 
     async def configure(self, **milliseconds: int) -> None:
         settings = {f"{name}_timeout_ms": str(value) for name, value in milliseconds.items()}

@@ -57,8 +57,8 @@ async def forgotten(place: Place, job: str) -> bool:
     return True
 
 
-async def only(place: Place, job: str) -> bool:
-    return {name.partition("/")[0] for name in (await place.rig.view()).targets} == {job}
+async def only(place: Place, *jobs: str) -> bool:
+    return {name.partition("/")[0] for name in (await place.rig.view()).targets} == {*jobs}
 
 
 async def lose_data(place: Place) -> None:
@@ -182,7 +182,7 @@ async def test_a_gateway_that_is_killed_with_all_stand_ins_lets_no_rival_in(plac
     await a.close()
     turn = asyncio.create_task(place.turn("b"))
     await kept_out(place, turn)
-    await until(lambda: only(place, "a"), "what never had anything is forgotten")
+    await until(lambda: only(place, "a", "b"), "what never had anything is forgotten")
     async with serving(redis_url, place.rig.prefix) as (stub, *_):
         again = FakeWorkload(stub, "a")
         again.silent = True

@@ -37,7 +37,8 @@ _SLOW_S = 0.8  # of a step: the agent gives signs of life within
 class Duel:
     """The system, for a whole module of tests. Whoever ends is started again, as by a service manager."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, device_bytes: int = DEVICE_BYTES) -> None:
+        self._device_bytes = device_bytes
         self._folder, self._parts, self._work = folder, folder / "parts", folder / "work"
         (folder / "logs").mkdir(parents=True)
         (self._work / "knobs").mkdir(parents=True)
@@ -235,7 +236,7 @@ class Duel:
             "node": NODE,
             "url": self._server.url,
             "groups": [GROUP],
-            "device_bytes": DEVICE_BYTES,
+            "device_bytes": self._device_bytes,
             "ttl_s": AGENT_TTL_S,
             "leave": True,
             "state_dir": str(self._work / NODE / "state"),

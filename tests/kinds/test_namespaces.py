@@ -191,15 +191,17 @@ def test_an_offset_that_is_no_whole_tick_is_no_other_process() -> None:
     for _ in range(4):
         line = [sys.executable, "-c", RESTORED]
         process = subprocess.Popen(line, stdin=-1, stdout=-1, text=True, process_group=0)
-        assert process.stdout is not None
-        pid, told = map(int, process.stdout.readline().split())
-        here = start_time_of(pid)
-        assert here is not None
-        assert told - here in {701, 702}
-        assert procfs.is_start(pid, here, told)
-        assert not procfs.is_start(pid, here, told + 3)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        try:
+            assert process.stdout is not None
+            pid, told = map(int, process.stdout.readline().split())
+            here = start_time_of(pid)
+            assert here is not None
+            assert told - here in {701, 702}
+            assert procfs.is_start(pid, here, told)
+            assert not procfs.is_start(pid, here, told + 3)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 async def test_a_job_whose_host_has_another_name_is_found_moved_and_vouched_for(

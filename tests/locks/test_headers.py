@@ -77,7 +77,7 @@ def test_header_names_the_replies_that_are_given(verb: str) -> None:
 def test_header_names_the_events_that_are_emitted(verb: str) -> None:
     """What the script itself emits is named, and what is named is emitted by it or by what it includes."""
     events = section(verb, "Events")
-    emitted = set(re.findall(r"(?:emit|end_lease)\('(\w+)'", body(verb)))
+    emitted = set(re.findall(r"(?:emit|end_lease|end_unused)\('(\w+)'", body(verb)))
     emitted |= set(re.findall(r"= '(Job[A-Z]\w+)'", body(verb)))
     named = set(re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", events))
     assert emitted - named == set()

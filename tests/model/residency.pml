@@ -39,34 +39,34 @@
 #define DEAD 3
 
 /* Truth */
-byte kind;       /* of A's processes */
-bit alive[4];    /* the job has processes on the node */
-bit mem[4];      /* its state is on the devices */
-bit saved[4];    /* its state is in host memory */
-bit measures;    /* the devices can be measured */
-bit excused[4];  /* came while nobody served the node, of a job that the group had forgotten when the node joined */
+byte kind;      /* of A's processes */
+bit alive[4];   /* the job has processes on the node */
+bit mem[4];     /* its state is on the devices */
+bit saved[4];   /* its state is in host memory */
+bit measures;   /* the devices can be measured */
+bit excused[4]; /* came while nobody served the node, of a job that the group had forgotten when the node joined */
 byte client[2];
 byte turns[2];
 
 /* Redis */
 bit joined[2], heard[2];
 byte member[4];
-bit reg[4];    /* locks/lua/register.lua */
-bit said[2];   /* the last holder has registered, each of its processes on a node of the group */
+bit reg[4];   /* locks/lua/register.lua */
+bit said[2];  /* the last holder has registered, each of its processes on a node of the group */
 bit must_register[2];
 bit was_in[2]; /* before a grant that is not confirmed yet */
 byte lease, evict, swap; /* 0, or job + 1 */
 bit confirmed;
-bit done[2];   /* nodes that did their part of the swap */
+bit done[2];  /* nodes that did their part of the swap */
 bit covered[2]; /* nodes of the group when the lease was granted */
 
 /* Agents */
 bit up[2];
-bit knows[4];  /* watches a living process of the job: in its journal */
-bit ended[4];  /* watched all it knew of the job end: in its journal */
+bit knows[4]; /* watches a living process of the job: in its journal */
+bit ended[4]; /* watched all it knew of the job end: in its journal */
 bit looking[2];
 byte look[4];
-bit fresh[4];  /* nothing was granted or moved since the look */
+bit fresh[4]; /* nothing was granted or moved since the look */
 
 /* Faults left */
 byte crashes, deaths, changes;
@@ -342,16 +342,16 @@ inline end_process(n, j)
 #define OVER(j) (client[j] == DEAD || (client[j] == IDLE && turns[j] == 0))
 
 #define CLIENT(j) \
-  :: d_step { client[j] == IDLE && turns[j] > 0 -> printf("%c asks\n", 65 + j);  client[j] = WAITS; MUST(j) } \
-  :: d_step { client[j] == WAITS && lease == j + 1 -> printf("%c confirms and is inside\n", 65 + j);  enter(j) } /* locks/lua/renew.lua */ \
-  :: d_step { client[j] == INSIDE && (alive[X(0, j)] && !mem[X(0, j)] || alive[X(1, j)] && !mem[X(1, j)]) -> printf("%c loads\n", 65 + j);  \
+  :: d_step { client[j] == IDLE && turns[j] > 0 -> printf("%c asks\n", 65 + j); client[j] = WAITS; MUST(j) } \
+  :: d_step { client[j] == WAITS && lease == j + 1 -> printf("%c confirms and is inside\n", 65 + j); enter(j) } /* locks/lua/renew.lua */ \
+  :: d_step { client[j] == INSIDE && (alive[X(0, j)] && !mem[X(0, j)] || alive[X(1, j)] && !mem[X(1, j)]) -> printf("%c loads\n", 65 + j); \
     if :: alive[X(0, j)] -> touch(0, j) :: else fi; \
     if :: alive[X(1, j)] -> touch(1, j) :: else fi } \
   :: d_step { client[j] == INSIDE -> printf("%c yields\n", 65 + j); client[j] = IDLE; turns[j]--; UNLEASE(j) } /* yield.lua: the state stays */ \
-  :: d_step { client[j] == INSIDE && RELEASED(j) -> printf("%c yields and says that it is out\n", 65 + j);  /* its own word under its token, after all of it is free */ \
+  :: d_step { client[j] == INSIDE && RELEASED(j) -> printf("%c yields and says that it is out\n", 65 + j); /* its own word under its token, after all of it is free */ \
     client[j] = IDLE; turns[j]--; UNLEASE(j); member[X(0, ID(j))] = OUT; member[X(1, ID(j))] = OUT } \
-  :: d_step { client[j] != DEAD && deaths > 0 -> printf("%c: its client dies\n", 65 + j);  client[j] = DEAD; turns[j] = 0; deaths-- } \
-  :: d_step { lease == j + 1 && client[j] == DEAD -> printf("%c: its lease is reclaimed\n", 65 + j);  /* locks/lua/include/lease.lua: reclaim */ \
+  :: d_step { client[j] != DEAD && deaths > 0 -> printf("%c: its client dies\n", 65 + j); client[j] = DEAD; turns[j] = 0; deaths-- } \
+  :: d_step { lease == j + 1 && client[j] == DEAD -> printf("%c: its lease is reclaimed\n", 65 + j); /* locks/lua/include/lease.lua: reclaim */ \
     if \
     :: confirmed -> evict = ID(j) + 1 \
     :: else -> \
@@ -363,10 +363,10 @@ inline end_process(n, j)
       fi \
     fi; \
     UNLEASE(j) } \
-  :: d_step { OVER(j) && alive[X(0, j)] -> printf("%c: its process on node 0 ends\n", 65 + j);  end_process(0, j) } \
-  :: d_step { OVER(j) && alive[X(1, j)] -> printf("%c: its process on node 1 ends\n", 65 + j);  end_process(1, j) } \
-  :: d_step { MAY_GRANT(j) -> printf("%c is granted\n", 65 + j);  grant(j) } \
-  :: d_step { MAY_SWAP(j) -> printf("a swap for %c\n", 65 + j);  swap = j + 1 }
+  :: d_step { OVER(j) && alive[X(0, j)] -> printf("%c: its process on node 0 ends\n", 65 + j); end_process(0, j) } \
+  :: d_step { OVER(j) && alive[X(1, j)] -> printf("%c: its process on node 1 ends\n", 65 + j); end_process(1, j) } \
+  :: d_step { MAY_GRANT(j) -> printf("%c is granted\n", 65 + j); grant(j) } \
+  :: d_step { MAY_SWAP(j) -> printf("a swap for %c\n", 65 + j); swap = j + 1 }
 
 #define UNLEASE(j) lease = 0; confirmed = 0; was_in[j] = 0; covered[0] = 0; covered[1] = 0; END_LOOKS(j)
 #ifdef ENDS_KEEP_LOOKS /* what was seen during a turn is news after it */
@@ -396,16 +396,16 @@ inline end_process(n, j)
   :: else \
   fi
 #define AGENT(n) \
-  :: d_step { !up[n] -> printf("agent %d starts\n", n);  start(n) } \
-  :: d_step { up[n] && crashes > 0 -> printf("agent %d dies\n", n);  crashes--; up[n] = 0; looking[n] = 0; \
+  :: d_step { !up[n] -> printf("agent %d starts\n", n); start(n) } \
+  :: d_step { up[n] && crashes > 0 -> printf("agent %d dies\n", n); crashes--; up[n] = 0; looking[n] = 0; \
     fresh[X(n, A)] = 0; look[X(n, A)] = 0; fresh[X(n, B)] = 0; look[X(n, B)] = 0 } \
-  :: d_step { up[n] && !looking[n] && swap == 0 && (!heard[n] || UNPROVED(n) || NEWS(n, A) || NEWS(n, B)) -> printf("agent %d looks\n", n);  \
+  :: d_step { up[n] && !looking[n] && swap == 0 && (!heard[n] || UNPROVED(n) || NEWS(n, A) || NEWS(n, B)) -> printf("agent %d looks\n", n); \
     refresh(n); looking[n] = 1; \
     LOOK(n, A); \
     LOOK(n, B); \
     REPORTS_AT_ONCE(n) } \
   :: d_step { up[n] && looking[n] -> printf("agent %d reports\n", n); report(n) } \
-  :: d_step { up[n] && joined[n] && swap != 0 && !done[n] -> printf("agent %d does its step\n", n);  step(n) }
+  :: d_step { up[n] && joined[n] && swap != 0 && !done[n] -> printf("agent %d does its step\n", n); step(n) }
 
 
 /* timeslice repair GROUP --out JOB: asked, an operator looks, and says so if it is true. locks/lua/repair.lua */
@@ -438,11 +438,11 @@ init {
   CLIENT(B)
   AGENT(0)
   AGENT(1)
-  :: d_step { swap != 0 && (!joined[0] || done[0]) && (!joined[1] || done[1]) -> printf("the swap is promoted\n");  promote() }
+  :: d_step { swap != 0 && (!joined[0] || done[0]) && (!joined[1] || done[1]) -> printf("the swap is promoted\n"); promote() }
   OPERATOR(A)
   OPERATOR(B)
   /* a process takes a title; ends, and another one of the job comes; moves to the other node */
-  :: d_step { changes > 0 && kind == PLAIN -> printf("A takes a title\n");  changes--; kind = TITLED }
+  :: d_step { changes > 0 && kind == PLAIN -> printf("A takes a title\n"); changes--; kind = TITLED }
   :: d_step { changes > 0 && client[A] == IDLE && alive[X(0, A)] -> replace(0, PLAIN) }
   :: d_step { changes > 0 && client[A] == IDLE && alive[X(0, A)] -> replace(0, HIDDEN) }
   :: d_step { changes > 0 && client[A] == IDLE && alive[X(0, A)] -> replace(0, UNWATCHED) }

@@ -22,6 +22,7 @@ class AgentSpec(BaseModel):
     url: str
     groups: tuple[str, ...]
     device_bytes: int
+    room: dict[str, int] = {}  # of the devices of these groups, instead
     ttl_s: float
     state_dir: Path
     knobs: Path
@@ -70,7 +71,7 @@ def _agent(text: str) -> None:
         node=spec.node,
         groups=spec.groups,
         state_dir=spec.state_dir,
-        emulate=dict.fromkeys(spec.groups, spec.device_bytes),
+        emulate={group: spec.room.get(group, spec.device_bytes) for group in spec.groups},
         backends=dict.fromkeys(spec.groups, ("arena",)),
         ttl_s=spec.ttl_s,
         leave=spec.leave,

@@ -30,6 +30,7 @@ from timeslice.torture.stage import (
     NODE_TTL_S,
     NODES,
     OWNER_LEASE_MS,
+    ROOM,
     SERVED,
     Topology,
     served_by,
@@ -81,9 +82,9 @@ class Scene:
         self._configure(declared=not late)
         if late:  # the devices are there, as real ones are, and nobody serves them
             for node in NODES:
-                for path in self.devices(node).values():
+                for group, path in self.devices(node).items():
                     path.parent.mkdir(mode=0o700, exist_ok=True)
-                    Device.create(path, DEVICE_BYTES)
+                    Device.create(path, ROOM.get(group, DEVICE_BYTES))
         # One of each is behind the proxy, like some of the jobs.
         for index, name in enumerate(COORDINATORS):
             self._add_coordinator(name, self.proxied if index == 1 else self.url)
@@ -155,6 +156,7 @@ class Scene:
                 "url": url,
                 "groups": served_by(node),
                 "device_bytes": DEVICE_BYTES,
+                "room": ROOM,
                 "ttl_s": NODE_TTL_S,
                 "state_dir": str(self._work / node / "state"),
                 "knobs": str(knobs),
