@@ -40,7 +40,7 @@ else:
 
 
 @dataclass(frozen=True, eq=False)
-class Entered:
+class _Entered:
     """One entry into a hold, until it is left."""
 
     client: BaseClient[Any, Any]
@@ -81,19 +81,19 @@ class Hold(Generic[Given_co, AsyncGiven_co]):
         self._timeout = check_timeout(timeout)
         self._client = client
         self._url = url
-        self._entered: list[Entered] = []
+        self._entered: list[_Entered] = []
 
     # both faces
 
     def _enter(self, client: BaseClient[Any, Any]) -> Steps[Any]:
-        entered: Entered = yield from self._take_all(client)
+        entered: _Entered = yield from self._take_all(client)
         leases = {holding.lease.group: holding.lease for holding in entered.holdings}
         for holding in entered.holdings if len(leases) > 1 else ():
             if holding not in entered.joined:
                 holding.lease.beside = tuple(leases.values())
         return leases[self._groups[0]] if len(leases) == 1 else tuple(leases[group] for group in self._groups)
 
-    def _take_all(self, client: BaseClient[Any, Any]) -> Steps[Entered]:
+    def _take_all(self, client: BaseClient[Any, Any]) -> Steps[_Entered]:
         """Have all groups, and return with each lease standing: one may be lost while the next one is waited for. Then
         all are given back and taken anew, in order."""
         groups = self._groups
@@ -116,7 +116,7 @@ class Hold(Generic[Given_co, AsyncGiven_co]):
                 yield from standing.ensure_around(client, around, since)
                 gone = yield from self._gone(client, taken, since, until)
                 if not gone:
-                    entered = Entered(client, here(), tuple(taken), tuple(joined))
+                    entered = _Entered(client, here(), tuple(taken), tuple(joined))
                     self._entered.append(entered)
                     return entered
                 if gone in joined:
@@ -168,13 +168,13 @@ class Hold(Generic[Given_co, AsyncGiven_co]):
             holding.lease.done = done and (holding.lease.done or holding not in entered.joined)
         yield from entered.release()
 
-    def _own(self) -> Entered:
+    def _own(self) -> _Entered:
         """The entry that ends where the running code leaves: its thread's or task's own. Frameworks enter in one
         callback and leave in another, whose thread and context may differ: then, if others are inside too, that with
         the oldest grant, which the newer ones have ended."""
         by = here()
 
-        def likeness(entered: Entered) -> tuple[bool, bool, int]:
+        def likeness(entered: _Entered) -> tuple[bool, bool, int]:
             return entered.by is by, entered.is_current(), -entered.holdings[0].lease.fencing_token
 
         found = max(reversed(self._entered), key=likeness, default=None)  # of equal ones the last
