@@ -23,11 +23,6 @@ def hold_by_default_client(_: Client) -> None:
         pytest.fail("entered")
 
 
-def hold_for_another_job(_: Client) -> None:
-    with timeslice.hold("g", job="b", lock_only=True):
-        pytest.fail("entered")
-
-
 def acquire(client: Client) -> None:
     client.acquire("g", lock_only=True)
 
@@ -36,7 +31,7 @@ def decorated(client: Client) -> None:
     client.hold("other", "g", lock_only=True)(lambda: pytest.fail("entered"))()
 
 
-@pytest.mark.parametrize("again", [hold, hold_by_default_client, hold_for_another_job, acquire, decorated])
+@pytest.mark.parametrize("again", [hold, hold_by_default_client, acquire, decorated])
 def test_a_thread_that_asks_for_what_it_acquired_is_told(world: World, again: Callable[[Client], None]) -> None:
     """The error names group, job and token, the wait is withdrawn, and the lease stands."""
     with Client(job="a") as client:

@@ -194,7 +194,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 yield self._pipe([("SADD", self.keys.groups, group)], _left(until))
                 self._indexed.add(group)
             limit = timeout if limit is None else limit
-            grant, waited = yield from self._wait(keys, request, timeout, limit, hold=not in_body)
+            grant, waited = yield from self._wait(keys, request, timeout, limit)
             self.raise_floor(group, grant.counter)
             held = replace(request, waiter=grant.gang or request.waiter)
             lease = again.regranted(held, grant) if again else self._lease_type(self, keys, held, grant, terms)
@@ -235,7 +235,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         return self._lease_type(self, keys, request, grant, terms)  # type: ignore[return-value]
 
     def _wait(
-        self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None, *, hold: bool
+        self, keys: GroupKeys, request: Request, timeout: float | None, limit: float | None
     ) -> Steps[tuple[Grant, bool]]:
         """The grant, and whether it was waited for."""
         started = time.monotonic()
@@ -254,7 +254,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 raise _Unregistered
             if not queued.mode and not checked:
                 raise _Unserved
-            if timeout != 0 and (found := standing.own_wait(self, keys, request.job, hold=hold)):
+            if timeout != 0 and (found := standing.own_wait(self, keys, request.job)):
                 raise _WaitsForItself(found)
             if time.monotonic() >= tell_at:
                 raise _Untold

@@ -72,16 +72,15 @@ def around(*more: BaseLease) -> list[BaseLease]:
     return [lease for lease in leases if lease.state == "held" and not lease.inherited]
 
 
-def own_wait(client: BaseClient[Any, Any], keys: GroupKeys, job: str, *, hold: bool) -> DeadlockError | None:
+def own_wait(client: BaseClient[Any, Any], keys: GroupKeys, job: str) -> DeadlockError | None:
     """If the running code, which waits for the group, has it itself from a call before, and so can't yield it.
 
-    A thread of a server may acquire for several jobs, whose leases other threads yield: there only the same job's
-    counts.
+    Only for the same job: code that plays several, such as a server's, has others that yield.
     """
     takers = (client._taker(), context.here())  # noqa: SLF001
     for lease in (*context.leases(), *context.acquired()):
         own = lease.stands_on(client.url, keys) and any(lease.taken_by is taker for taker in takers)
-        if own and (hold or lease.job == job):
+        if own and lease.job == job:
             how = "a hold" if lease.holding else "acquire"
             return with_itself(keys.name, job, lease.job, lease.fencing_token, how=how)
     return None
