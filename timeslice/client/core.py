@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from timeslice.client import context, standing
 from timeslice.client.identity import (
     ask_to_leave,
+    asked_to_leave,
     check_leave,
     new_waiter_id,
     process_start,
@@ -206,7 +207,6 @@ class BaseClient(Generic[LeaseT, DriverT]):
                 self.renewer.remember(keys, request.job, self.host, self.floors)
                 if ask_to_leave(self.url, keys, request.job, terms.leave) or not grant.registered:
                     yield from self._register(keys, request.job, until)
-                    told_to_leave(self.url, keys, request.job, terms.leave)
             return lease  # type: ignore[return-value]
         except (AcquireTimeoutError, CancelledByOperatorError, DeadlockError, GangEndedError, GroupModeError):
             raise  # nothing of ours is left there
@@ -305,9 +305,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
     def _held_elsewhere(self, keys: GroupKeys) -> list[Held]:
         """What the running code can't let go while it waits for the group: the holds around it, and what this thread
         or task has from ``acquire``."""
-        taker = self._taker()
-        acquired: list[BaseLease] = [lease for lease in self.renewer.of(self) if lease.taken_by is taker]
-        found: dict[str, BaseLease] = {lease.lease_id: lease for lease in [*context.leases(), *acquired]}
+        acquired = [lease for lease in self.renewer.of(self) if lease.taken_by is self._taker()]
+        found = {lease.lease_id: lease for lease in [*context.leases(), *acquired]}
         return [
             Held(self.group_keys(lease.group), lease.lease_id, self.floors.get(lease.group, 0))
             for lease in found.values()
@@ -315,8 +314,10 @@ class BaseClient(Generic[LeaseT, DriverT]):
         ]
 
     def _register(self, keys: GroupKeys, job: str, until: float) -> Steps[None]:
+        leave = asked_to_leave(keys.name, job)
         for call in registrations(keys, job, self.host, self.floors.get(keys.name, 0)):
             yield self.driver.run(call, deadline_s=_left(until))
+        told_to_leave(self.url, keys, job, leave)
 
     def _check_known(self, group: str, until: float) -> Steps[None]:
         """A group that nobody serves is a mistake if agents serve others, and else one to wait for."""
@@ -375,14 +376,13 @@ class BaseClient(Generic[LeaseT, DriverT]):
     def _close(self) -> Steps[None]:
         for lease in self.renewer.of(self) if self._driver else []:
             yield from self._yield(lease)
-        driver: Any = self._driver
-        self._driver = None
+        driver, self._driver = self._driver, None
         if driver:
             yield driver.close()
 
 
 def _left(until: float) -> float:
-    """For a call on the way into a hold. Also who won't wait for the group waits a second for an answer."""
+    """Also who won't wait for the group waits a second for an answer."""
     return max(until - time.monotonic(), 1.0)
 
 

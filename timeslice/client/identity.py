@@ -110,7 +110,7 @@ def this_target(group: str, job: str, host: str) -> Target:
 def as_asked(group: str, target: Target) -> Target:
     """A process whose state is this one's to hold for, with what holds have said of it."""
     around = _inherited(os.environ.get(LEAVE_VARIABLE, "")).get(group, _NOTHING)
-    asked = overlaid(around, _asked.get((os.getpid(), group, target.job), _NOTHING))
+    asked = overlaid(around, asked_to_leave(group, target.job))
     return target if asked == _NOTHING else target.model_copy(update={"leave": overlaid(target.leave, asked)})
 
 
@@ -158,6 +158,11 @@ def check_leave(group: str, job: str, leave: Leave) -> None:
         if why := target.unable(leave):
             what = "the workload of this process" if target in mine else f"the server of process {target.pid}"
             raise UsageError(f"group {group}, job {job}: {what} can't leave so: it {why}", group=group, job=job)
+
+
+def asked_to_leave(group: str, job: str) -> Leave:
+    """What a registration that is made now carries of that."""
+    return _asked.get((os.getpid(), group, job), _NOTHING)
 
 
 def told_to_leave(url: str, keys: GroupKeys, job: str, leave: Leave) -> None:
