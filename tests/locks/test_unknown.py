@@ -240,3 +240,17 @@ def test_a_loss_that_newcomers_have_hidden_is_noticed(lab: Lab) -> None:
     assert lab.view.reason == "data was lost; waiting for agents and holders to come back"
     lab.run(scripts.heartbeat(lab.group, "n2", 15_000, floor=token))
     assert len(lab.events("StateLost")) == 1
+
+
+def test_an_order_to_move_out_what_nobody_can_see_is_dropped(lab: Lab) -> None:
+    """Job a became unknown after an operator had ordered it out: the order ends with the reason, and a itself goes on."""
+    lab.join("n1", "n2")
+    lab.release("a1", lab.grant("a1", served=True))
+    epoch = lab.own()
+    assert lab.run(scripts.evict(lab.group, "a", "eve", ""))
+    lab.prepare(epoch, "n1")
+    lab.run(scripts.step(lab.group, lab.swap, epoch, "prepare", "rollback", 10_000))
+    lab.ack("n1", lab.command("n1", epoch, "rollback"), BLIND, outcome="rolled back")
+    assert lab.run(scripts.settle(lab.group, lab.swap, epoch, "undone", 1_000)) is None
+    assert isinstance(lab.ask("a2", served=True), Granted)
+    assert lab.view.state["evict"] == ""
