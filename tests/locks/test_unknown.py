@@ -243,7 +243,7 @@ def test_a_loss_that_newcomers_have_hidden_is_noticed(lab: Lab) -> None:
 
 
 def test_an_order_to_move_out_what_nobody_can_see_is_dropped(lab: Lab) -> None:
-    """An operator had ordered job a out, its swap went with lost data, and then nobody could see the job: the order ends
+    """An operator had ordered a out, its swap went with lost data, and then nobody could see a: the order ends
     with the reason, and a itself goes on."""
     lab.join("n1")
     lab.release("a1", lab.grant("a1", served=True))
