@@ -257,29 +257,24 @@ class NodeJoined(Event):
     node: Text
 
 
-class NodeLeft(Event):
-    """An agent left, or an operator forgot its node."""
-
+class _OfNode(Event):
     node: Text
     by: Text = ""
     reason: Text = ""
+
+
+class NodeLeft(_OfNode):
+    """An agent left, or an operator forgot its node."""
+
     lost: Text = ""  # jobs whose state on it was given up
 
 
-class NodeDrained(Event):
+class NodeDrained(_OfNode):
     """An operator takes a node out of use for maintenance: nobody is granted meanwhile."""
 
-    node: Text
-    by: Text = ""
-    reason: Text = ""
 
-
-class NodeUndrained(Event):
+class NodeUndrained(_OfNode):
     """The maintenance of a node is over."""
-
-    node: Text
-    by: Text = ""
-    reason: Text = ""
 
 
 class EvictionOrdered(Event):
@@ -291,11 +286,14 @@ class EvictionOrdered(Event):
     force: Amount = 0  # 1: whether its workload answers or not
 
 
-class GroupRepaired(Event):
-    """An operator had put right what needed no guess."""
-
+class _OfGroup(Event):
     by: Text = ""
     reason: Text = ""
+
+
+class GroupRepaired(_OfGroup):
+    """An operator had put right what needed no guess."""
+
     did: Text = ""
 
 
@@ -306,18 +304,12 @@ class OwnerChanged(Event):
     epoch: Amount = 0
 
 
-class GroupPaused(Event):
+class GroupPaused(_OfGroup):
     """No grants until the group is resumed."""
 
-    by: Text = ""
-    reason: Text = ""
 
-
-class GroupResumed(Event):
+class GroupResumed(_OfGroup):
     """Grants go on."""
-
-    by: Text = ""
-    reason: Text = ""
 
 
 class GroupConfigured(Event):

@@ -303,26 +303,22 @@ class SwapMachine(RuleBasedStateMachine):
         }
         acts[what]()
 
-    @rule(n=st.integers(0, 1), how=st.sampled_from(["goes blind", "sees", "sees"]))
+    @rule(n=st.integers(0, 1), blind=st.sampled_from([True, False, False]))
     @when(lambda self: self.fresh)
-    def an_agent_s_eyes(self, n: int, how: str) -> None:
+    def an_agent_s_eyes(self, n: int, blind: bool) -> None:
         """Processes of jobs can not be seen for a while, as those of another pid namespace, nor the device measured."""
-        agent = self.agent(n)
-        agent.blind = how == "goes blind" and agent.current is None
-        if agent.up and agent.current is None:
-            self.world.look(agent)
-            self.world.report(agent)
+        self.agent(n).blind = blind and self.agent(n).current is None
+        self.look(n)
+        self.report(n)
 
     @rule(job=st.sampled_from(JOBS))
     @when(lambda self: self.fresh)
     def an_operator_looks(self, job: str) -> None:
         """Who sees that nothing of an unknown job is on any device says so."""
-        known = self.lab.view.jobs.get(job)
-        there = any(job in agent.device for agent in self.world.agents.values())
-        if known and known.residency == "unknown" and not there and self.lab.view.holder != job and not self.lab.swap:
+        view, agents = self.lab.view, self.world.agents.values()
+        unknown = job in view.jobs and view.jobs[job].residency == "unknown" and not (view.swap or view.holder == job)
+        if unknown and not any(job in agent.device for agent in agents):
             self.lab.run(scripts.repair(self.lab.group, "eve", "", out=[job]))
-            for agent in self.world.agents.values():
-                agent.presumed.discard(job)
 
     @rule(n=st.integers(0, 1), how=st.sampled_from(["crashes", "leaves", "returns", "returns"]))
     @when(lambda self: self.fresh)
@@ -362,11 +358,11 @@ class SwapMachine(RuleBasedStateMachine):
                 break
             self.lab.pass_time(4)
             unknown = any(job.residency == "unknown" for job in self.lab.view.jobs.values())
-            for agent in agents:
+            for number, agent in enumerate(agents):
                 self.world.beat(agent)
                 if unknown:
-                    self.world.look(agent)
-                    self.world.report(agent)
+                    self.look(number)
+                    self.report(number)
             for client in self.living():
                 if client.inside:
                     self.lab.release(client.name, client.token)

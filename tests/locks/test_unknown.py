@@ -240,3 +240,19 @@ def test_a_loss_that_newcomers_have_hidden_is_noticed(lab: Lab) -> None:
     assert lab.view.reason == "data was lost; waiting for agents and holders to come back"
     lab.run(scripts.heartbeat(lab.group, "n2", 15_000, floor=token))
     assert len(lab.events("StateLost")) == 1
+
+
+def test_an_order_to_move_out_what_nobody_can_see_is_dropped(lab: Lab) -> None:
+    """An operator had ordered a out, its swap went with lost data, and then nobody could see a: the order ends
+    with the reason, and a itself goes on."""
+    lab.join("n1")
+    lab.release("a1", lab.grant("a1", served=True))
+    lab.own()
+    assert lab.run(scripts.evict(lab.group, "a", "eve", ""))
+    lab.run(scripts.heartbeat(lab.group, "n1", 15_000, floor=lab.counter + 1000))
+    assert lab.swap == 0
+    lab.pass_time(31)
+    lab.beat("n1")
+    lab.report("n1", BLIND)
+    assert isinstance(lab.ask("a2", served=True), Granted)
+    assert lab.view.state["evict_reason"] == SAID

@@ -40,7 +40,6 @@ class TargetRegistry:
     who may write to Redis may claim anything: only a process that shows that it is the job's in this group is ever
     watched, and then for no second job. ``refused`` says of every other registration (``job/node/pid``) why not, and
     ``unwatched`` of every job that has processes here, as far as can be seen, which are not watched.
-
     Once it was proven, a process is the job's until it ends, or goes on as a program that shows otherwise; also for
     the next run, which reads here who that was.
 

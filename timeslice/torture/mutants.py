@@ -162,6 +162,18 @@ def _refused_is_ended() -> None:
     TargetRegistry.unwatched = property(lambda _: {})  # type: ignore[method-assign,assignment]
 
 
+def _order_given_once() -> None:
+    """A coordinator gives an order of a step once, whatever became of it."""
+    from timeslice.coordinator import swap
+
+    assert "_is_due" in vars(swap), "which orders are due is no longer said by this name"
+
+    def only_once(_: Any, sent_ms: int | None, __: int) -> bool:
+        return sent_ms is None
+
+    swap._is_due = only_once  # type: ignore[assignment] # noqa: SLF001
+
+
 def _no_confirmation() -> None:
     """The client begins its body at the word of the stream; the script takes the grant for confirmed."""
     acquire = flows.acquire
@@ -301,6 +313,11 @@ MUTANTS: Mapping[str, Mutant] = {
             Edit("asking.lua", "local registered = is_known_there(job, host, pid, start)", "local registered = 1"),
             Edit("renew.lua", "unconfirmed, is_known_there(job, ARGV[5], ARGV[6], ARGV[7]) }", "unconfirmed, 1 }"),
         ],
+    ),
+    "order-given-once": Mutant(
+        "a step whose order was lost with the stream is not ordered again",
+        frozenset({"recovery", "waiting"}),
+        patch=_order_given_once,
     ),
     "no-exclusion": Mutant(
         "a group that is held is granted again",

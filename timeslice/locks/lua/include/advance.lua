@@ -100,31 +100,37 @@ local function start_swap(waiter, job)
   wake('swap')
 end
 
--- Why the device can't be cleared now, or nil.
+-- Why the device can't be cleared now, or nil; and whether that is a job which nobody can see.
 local function clearing_obstacle()
   for job, where in pairs(residency_of_jobs()) do
     if where == 'faulted' then
       return 'the device state of job ' .. job .. ' is unknown'
     elseif where == 'unknown' then
-      return doubt_about(job)
+      return doubt_about(job), true
     end
   end
   return unheard_node() or silent_node()
 end
 
 -- An operator ordered a job off the device: at once, also if nobody waits, and before anybody is granted. One that
--- failed is tried again like a deferred waiter: when something changed, or its time is over.
+-- failed is tried again like a deferred waiter: when something changed, or its time is over. True if the order stands.
 local function clear_device()
-  local obstacle = clearing_obstacle()
-  if obstacle then
-    return set_phase('blocked', obstacle)
+  local obstacle, is_unseen = clearing_obstacle()
+  if is_unseen and S.evict_how == 'once' then
+    end_eviction(obstacle) -- else it would keep out the only job that can still go on: the one that is not seen
+    return false
+  elseif obstacle then
+    set_phase('blocked', obstacle)
+    return true
   end
   local left = S.evict_until_ms - now
   if left > 0 and left <= MAX_PAUSE_MS and S.evict_tried_ms >= S.changed_ms then
-    return set_phase('blocked', 'job ' .. S.evict .. ' could not be moved off the device: ' .. S.evict_reason
+    set_phase('blocked', 'job ' .. S.evict .. ' could not be moved off the device: ' .. S.evict_reason
       .. '; this is tried again by itself, and is over when its processes end')
+    return true
   end
   start_swap('', '')
+  return true
 end
 
 -- A swap that nothing was ordered for yet costs nothing to drop.
@@ -144,8 +150,8 @@ local function advance(caller)
   if S.swap_id ~= 0 then
     return show_swap()
   end
-  if S.lease_id == '' and S.evict_how ~= '' and S.quiet_until_ms <= now then
-    return clear_device()
+  if S.lease_id == '' and S.evict_how ~= '' and S.quiet_until_ms <= now and clear_device() then
+    return
   end
   if is_closed() then
     if S.lease_id == '' then

@@ -122,8 +122,9 @@ end
 -- be it that what it has on other nodes was moved out since.
 local function jobs_may_be_on(node)
   for job, where in pairs(residency_of_jobs()) do
-    if where ~= 'absent' and where ~= 'gone'
-      and redis.call('HSETNX', members_key, node .. '/' .. job .. '/state', 'resident') == 1 then
+    local field = node .. '/' .. job .. '/state'
+    if where ~= 'absent' and where ~= 'gone' and redis.call('HEXISTS', members_key, field) == 0 then
+      redis.call('HSET', members_key, field, 'resident')
       job_recompute(job)
     end
   end
