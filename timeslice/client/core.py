@@ -50,7 +50,6 @@ from timeslice.names import check_name
 from timeslice.settings import Settings, check_patience, default_job, default_node, find_url, shared_job
 
 log = logging.getLogger("timeslice")
-
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 DriverT = TypeVar("DriverT", SyncDriver, AsyncDriver)
 
@@ -305,7 +304,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
     def _held_elsewhere(self, keys: GroupKeys) -> list[Held]:
         """What the running code can't let go while it waits for the group: the holds around it, and what this thread
         or task has from ``acquire``."""
-        acquired = [lease for lease in self.renewer.of(self) if lease.taken_by is self._taker()]
+        acquired: list[BaseLease] = [lease for lease in self.renewer.of(self) if lease.taken_by is self._taker()]
         found = {lease.lease_id: lease for lease in [*context.leases(), *acquired]}
         return [
             Held(self.group_keys(lease.group), lease.lease_id, self.floors.get(lease.group, 0))
@@ -376,7 +375,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
     def _close(self) -> Steps[None]:
         for lease in self.renewer.of(self) if self._driver else []:
             yield from self._yield(lease)
-        driver, self._driver = self._driver, None
+        driver: Any = self._driver
+        self._driver = None
         if driver:
             yield driver.close()
 
