@@ -199,6 +199,28 @@ def a_line_written_after_the_state_was_moved_out() -> Tale:
     return tale
 
 
+@good
+def one_that_comes_beside_one_that_is_just_leaving() -> Tale:
+    """Where both fit, one is copied in while the other is copied out; nobody runs meanwhile."""
+    tale = Tale()
+    tale.moves("a", "prepare", "suspend begin")
+    tale.moves("b", "restore")
+    tale.measured("a", "b")
+    tale.moves("a", "suspend done")
+    tale.measured("b")
+    return tale
+
+
+@breaks("device")
+def one_that_has_left_and_is_still_there() -> Tale:
+    """A suspend that has ended leaves nothing on the device."""
+    tale = Tale()
+    tale.moves("a", "prepare", "suspend")
+    tale.moves("b", "restore")
+    tale.measured("a", "b")
+    return tale
+
+
 @breaks("device")
 def two_on_a_device() -> Tale:
     tale = Tale()
