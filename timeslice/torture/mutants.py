@@ -308,7 +308,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "unregistered": Mutant(
         "who asked before agents were there is not asked to register when it is granted",
-        frozenset({"beside", "device", "resident"}),
+        frozenset({"beside", "device", "resident", "waiting"}),  # what no agent was told of keeps others out
         [
             Edit("asking.lua", "local registered = is_known_there(job, host, pid, start)", "local registered = 1"),
             Edit("renew.lua", "unconfirmed, is_known_there(job, ARGV[5], ARGV[6], ARGV[7]) }", "unconfirmed, 1 }"),
