@@ -28,7 +28,6 @@ HUNTS = {
     "unseen-is-out": Hunt(110, ("host-name", "pid-namespace")),
     "wiped-is-nobodys": Hunt(110, ("title",)),
     "refused-is-ended": Hunt(110, ("pid-namespace", "time-namespace")),
-    "unregistered": Hunt(60, ("late-agents", "kill-job")),
     "order-given-once": Hunt(110, ("trim",)),
     "no-exclusion": Hunt(60, TRAFFIC),
 }

@@ -306,14 +306,6 @@ MUTANTS: Mapping[str, Mutant] = {
         frozenset({"beside", "device", "resident"}),
         patch=_refused_is_ended,
     ),
-    "unregistered": Mutant(
-        "who asked before agents were there is not asked to register when it is granted",
-        frozenset({"beside", "device", "resident", "waiting"}),  # what no agent was told of keeps others out
-        [
-            Edit("asking.lua", "local registered = is_known_there(job, host, pid, start)", "local registered = 1"),
-            Edit("renew.lua", "unconfirmed, is_known_there(job, ARGV[5], ARGV[6], ARGV[7]) }", "unconfirmed, 1 }"),
-        ],
-    ),
     "order-given-once": Mutant(
         "a step whose order was lost with the stream is not ordered again",
         frozenset({"recovery", "waiting"}),
