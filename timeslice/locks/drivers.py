@@ -160,8 +160,10 @@ class SyncDriver:
                 pause, told = tries.failed(error)
                 if tries.wants_look(told, over=pause is None) and (otherwise := speaks_otherwise(self._address)):
                     raise otherwise from error
+                if pause is None and told is error:
+                    raise
                 if pause is None:
-                    raise told from (None if told is error else error)
+                    raise told from error
             else:
                 self._contact.answered(again=tries is not None)
                 return answer
@@ -327,8 +329,10 @@ class AsyncDriver:
                     otherwise := await speaks_otherwise_async(self._address)
                 ):
                     raise otherwise from error
+                if pause is None and told is error:
+                    raise
                 if pause is None:
-                    raise told from (None if told is error else error)
+                    raise told from error
             else:
                 self._contact.answered(again=tries is not None)
                 return answer

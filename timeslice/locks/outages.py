@@ -95,8 +95,9 @@ class Tries:
         """The pause before the next try, or None if there is none; and what to say."""
         known, now = self._contact.reached, time.monotonic()
         told: TimeSliceError
-        if isinstance(error, ServerUnsuitableError):  # sentinels that say so
-            transient, told = known, RedisUnreachableError(str(error)) if known else error
+        if isinstance(error, ServerUnsuitableError):  # sentinels that say so; or, with a cause, a call within this one
+            transient = known and error.__cause__ is None
+            told = RedisUnreachableError(str(error)) if transient else error
         else:
             transient, told = is_transient(error, known=known), explain(error, self._contact.address, known=known)
         if is_denied_place(error) and not known:
