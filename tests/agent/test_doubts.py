@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.agent.rig import Rig, until
+from timeslice.agent import procfs
 from timeslice.backends.registry import get_backend
 from timeslice.locks import scripts
 from timeslice.models import Residency
@@ -18,8 +20,9 @@ async def have_a_turn(rig: Rig, job: str) -> None:
     await rig.yield_(job)
 
 
-async def _granted(rig: Rig, job: str) -> bool:
-    return isinstance(await rig.acquire(job), scripts.Granted)
+async def _granted(rig: Rig, job: str, pid: int = 1, start: int = 1) -> bool:
+    request = replace(rig.request(job), pid=pid, start=start)
+    return isinstance(await rig.driver.run(scripts.acquire(rig.group, request)), scripts.Granted)
 
 
 async def is_unknown(rig: Rig, job: str = "a") -> bool:
@@ -111,3 +114,30 @@ async def test_an_order_does_not_pass_over_what_nobody_can_see(rig: Rig) -> None
         failed = await rig.order(rig.command(swap, "prepare", "a", into="b"))
         assert failed["step"] == "failed"
         assert "job a may still be on the devices of node n1" in failed["error"]
+
+
+async def test_bytes_that_nobody_explains_outweigh_a_holder_that_was_known(rig: Rig) -> None:
+    """The job's registered process ended, and a worker of it that nobody sees has memory on the device."""
+    async with rig.agent(ttl_s=1.5):
+        process = await rig.job("a")
+        found = procfs.look_at(process.pid)
+        assert found
+        await until(lambda: _granted(rig, "a", process.pid, found.start), "a is let in")
+        rig.fake.load("worker", 600)
+        await rig.yield_("a")
+        process.kill()
+        process.wait()
+        await until(lambda: is_unknown(rig), "the group is told that job a may be there")
+
+
+async def test_the_end_of_an_idle_process_says_nothing_of_one_that_nobody_knows(rig: Rig) -> None:
+    """The watched process of a job ends in a turn that another one holds."""
+    async with rig.agent(**CHANNEL):
+        process = await rig.job("a")
+        await until(lambda: _watched(rig), "the agent has the process")
+        await until(lambda: _granted(rig, "a"), "a is let in, by a process that nobody was told of")
+        process.kill()
+        process.wait()
+        await until(lambda: _struck_off(rig), "the group hears of its end")
+        await rig.yield_("a")
+        await until(lambda: is_unknown(rig), "the group is told that job a may be there")

@@ -29,10 +29,10 @@ async def _round(rig: Rig, number: int) -> None:
     rig.fake.load(second, 500)
     await _kill(rig, first, processes[0])
     await rig.yield_(second)
+    (rig.fake.folder / f"{second}.json").unlink()  # what it has on the device goes with it
     await _kill(rig, second, processes[1])
     await _kill(rig, third, processes[2])
-    for job in (first, second):
-        (rig.fake.folder / f"{job}.json").unlink()
+    (rig.fake.folder / f"{first}.json").unlink()
     await rig.idle()
 
 

@@ -125,6 +125,17 @@ def test_a_node_that_joins_is_presumed_to_have_every_job_that_was_let_in(lab: La
     assert known(lab).residency == ("suspended" if moved else "resident")
 
 
+def test_each_turn_is_evidence_on_every_node(lab: Lab) -> None:
+    """A job that was out on n2 may load there in its next turn: it is not gone when n1 has told its end."""
+    lab.join("n1", "n2")
+    lab.release("a1", lab.grant("a1", served=True))
+    lab.report("n1", Observed("a", "resident", device_bytes=5, backend="arena"))
+    lab.report("n2", Observed("a", "absent"))
+    lab.release("a2", lab.grant("a2", served=True))
+    lab.report("n1", Observed("a", "gone"))
+    assert isinstance(lab.ask("b1", served=True), Queued)
+
+
 def test_a_grant_that_no_body_followed_leaves_no_evidence(lab: Lab) -> None:
     """A waiter that died in the queue was granted; nothing was loaded, so nobody has to show that it is out."""
     lab.queue("a1", served=True)

@@ -1,8 +1,9 @@
 """Whether a job of which no process is watched here may still be on this node's devices.
 
-A grant is evidence that it is. What shows otherwise: the devices, measured free of it; all processes of it that were
-known here, seen to end since; or the job itself, which told the agents of its nodes of the processes that held. That
-nobody can be seen shows nothing: such a job is `unknown`, and nobody is granted beside it.
+A grant is evidence that it is. What shows otherwise: the devices, measured free of it; and where they can't be
+measured, that the processes which held in its last turn were known to the agents of their nodes, and that those which
+are watched here have ended. That nobody can be seen shows nothing: such a job is `unknown`, and nobody is granted
+beside it.
 """
 
 from __future__ import annotations
@@ -40,16 +41,11 @@ class Doubts:
         self.told: dict[str, str] = {}  # job -> what the group notes of it here
         self._said: frozenset[str] = frozenset()  # jobs whose last turn was held by processes that agents were told of
         self._tokens: dict[str, int] = {}
-        self._ended_at: dict[str, int] = {}  # job of which all watched processes ended -> the highest number known then
+        self._watched: dict[str, int] = {}  # job -> token of its last turn whose holders' processes were watched
 
-    def note_ended(self, floor: int) -> None:
-        """Some process ended. ``floor``: the highest number known now; grants with a later one had other processes."""
-        departed = self._registry.departed
-        self._ended_at = {job: self._ended_at.get(job, floor) for job in departed}
-
-    def learn(self, view: GroupView, out_at: Mapping[str, int], floor: int) -> None:
+    def learn(self, view: GroupView, out_at: Mapping[str, int]) -> None:
         """Take what the group says. ``out_at``: job -> the highest number known when it was last seen off the device;
-        a grant with a later one may have brought it here. ``floor``: the highest number known before this view."""
+        a grant with a later one may have brought it here."""
         joins = self._node not in view.nodes  # it may also be that the server has lost what it knew
         self.told = {member.job: member.state for member in view.members if member.node == self._node}
         told = {job for job, state in self.told.items() if state not in OUT}
@@ -61,7 +57,19 @@ class Doubts:
         self.presumed = frozenset(told | granted) | (self.presumed if joins else frozenset())
         self._said = frozenset(job.job for job in view.jobs.values() if job.has_said)
         self._tokens = {job.job: job.token for job in view.jobs.values()}
-        self.note_ended(floor)
+        if view.holder and self._watches_holders(view):
+            self._watched[view.holder] = view.number("token")
+        self._watched = {job: token for job, token in self._watched.items() if job in self._tokens}
+
+    def _watches_holders(self, view: GroupView) -> bool:
+        """Whether each process that holds is watched here, or was told to another node's agent."""
+        state = view.state
+        alone = [(state.get("host", ""), state.get("pid", ""), state.get("start", ""))]
+        holders = [(each.host, each.pid, each.start) for each in view.parties] if view.world else alone
+        return all(
+            (host != self._node and host in view.nodes) or self._registry.find(view.holder, pid, start)
+            for host, pid, start in holders
+        )
 
     async def about(self, job: str) -> str:
         """Why a job without a process that is watched here may be on the devices all the same; '' if it is not."""
@@ -71,8 +79,8 @@ class Doubts:
         if job not in self.presumed or self._moves_nothing():
             return ""
         # Evidence of an earlier turn is none for a later one, which may have had processes that nobody could see.
-        ended = self._tokens.get(job, 0) <= self._ended_at.get(job, -1)
-        shown = ended or job in self._said
+        watched = self._watched.get(job) == self._tokens.get(job, 0) and job in self._registry.departed
+        shown = watched or job in self._said
         try:
             devices = await self._measure()
         except BackendError as error:
@@ -82,10 +90,11 @@ class Doubts:
             return ""
         if unwatched or (taken and (unwatched := self._hides(()))):
             return unwatched
-        if shown:
+        if shown and not taken:
             return ""
+        what = "its processes that were known have ended" if shown else "no agent of the group knows a process of it"
         return (
-            f"no agent of the group knows a process of it, and {taken or 'its devices can not be measured'}; have "
+            f"{what}, and {taken or 'its devices can not be measured'}; have "
             f"its processes register (timeslice.hold in them, TIMESLICE_NODE={self._node}), end them, or say that "
             f"nothing of it is there: timeslice repair {self._group} --out {job}"
         )

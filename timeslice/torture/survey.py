@@ -38,7 +38,7 @@ def read_pids(file: Path) -> list[int]:
     """The processes that ``Surveyor`` wrote down, which may be a moment old."""
     try:
         return [int(word) for word in file.read_text().split()]
-    except FileNotFoundError:
+    except OSError:  # not written yet; or this process can open nothing now, as it was meant to be
         return []
 
 

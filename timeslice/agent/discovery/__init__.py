@@ -9,12 +9,12 @@ Who else is on these devices is told: strangers, who show no job of the group, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from timeslice import metrics
 from timeslice.agent import procfs
 from timeslice.agent.choice import BackendSet
-from timeslice.agent.discovery.environment import FRESH_S, Process, Scanner, Sighting, Snapshot
+from timeslice.agent.discovery.environment import FRESH_S, NOTHING, Process, Scanner, Sighting, Snapshot
 from timeslice.agent.discovery.occupants import UNEXPLAINED, Occupants, occupants_of, with_arenas
 from timeslice.agent.targets import TargetRegistry
 from timeslice.arena.errors import EmulatedDeviceError
@@ -49,6 +49,7 @@ class Finder:
         self._useful = any(backends[name].capabilities().forced for name in backends.names())
         self._trouble = ""
         self._looked = False  # at everybody, with devices that could be looked at
+        self._children: dict[Process, int] = {}  # taken for whom they descend from -> their image then
         self.strangers: dict[int, int] = {}
         self.doubtful: dict[int, str] = {}
         self.blind = ""
@@ -77,6 +78,7 @@ class Finder:
         snapshot = await self._scanner.again(self._to_look_again(snapshot, occupants, named))
         known = registry.known()
         shown = [(each, snapshot.job_of(each, group, known)) for each in snapshot.sightings(self._prefix)]
+        shown += self._children_of(snapshot, occupants, known) if self._useful else []
         candidates = [(each, job) for each, job in shown if job and each.process not in known]
         if not self._useful:
             shown_jobs = {job for each in snapshot.sightings(self._prefix) for job in strange if each.shows(group, job)}
@@ -97,9 +99,28 @@ class Finder:
             self._judge(self._others(snapshot, occupants, {each.process for each, job in shown if job}))
         await registry.keep()
 
+    def _children_of(self, snapshot: Snapshot, occupants: Occupants | None, known: Mapping[Process, str]) -> Found:
+        """Processes on the devices that show nothing of any job, and that one of a job started: its workers, of which
+        nobody has told them. They stay the job's also when that one ends, until they run another program."""
+        found: Found = []
+        for pid in occupants.sizes if occupants else ():
+            line = snapshot.lines.get(pid)
+            process = (pid, line.start) if line else (pid, 0)
+            if line is None or process in known or snapshot.looked.get(process, self) is not None:
+                continue
+            job, status = snapshot.started_by(pid, known), procfs.look_at(pid)
+            if job and status and status.one_user and status.start == line.start:
+                self._children[process] = line.image
+                found.append((Sighting(pid, line.start, status.uid, status.inner, NOTHING), job))
+        return found
+
     def _let_go(self, snapshot: Snapshot) -> None:
         known = self._registry.known()
+        self._children = {process: image for process, image in self._children.items() if process in known}
         for target in self._registry.found():
+            line = snapshot.lines.get(target.pid)
+            if line and self._children.get((target.pid, target.start)) == line.image:
+                continue
             if snapshot.shows_no_more((target.pid, target.start), self._context.group, target.job, known):
                 self._registry.let_go(target)
 

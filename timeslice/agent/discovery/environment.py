@@ -24,7 +24,7 @@ GRACE_S = 4.0  # a look that takes longer than its budget and this hangs, as rea
 Process = tuple[int, int]  # number and start time
 
 
-_NOTHING = Shown(frozenset(), frozenset(), frozenset())
+NOTHING = Shown(frozenset(), frozenset(), frozenset())
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Sighting:
 
     @property
     def unreadable(self) -> bool:
-        return self.shown is _NOTHING
+        return self.shown is NOTHING
 
     @property
     def shows_any(self) -> bool:
@@ -58,9 +58,11 @@ class Sighting:
         return self.heritage.prefix if self.veil and self.heritage else self.shown.prefix
 
     def may_be(self, group: str) -> frozenset[str]:
-        """Jobs that it names, where it names too many or no group: whose it is in this one must come from elsewhere."""
-        jobs = _jobs_in(group, self.shown)
-        return frozenset(jobs) if jobs or self.shown.groups else self.shown.jobs
+        """Jobs that it names, or those above a veiled one, where these are too many or name no group: whose it is in
+        this one must come from elsewhere."""
+        told = self.heritage if self.veil and self.heritage else self.shown
+        jobs = _jobs_in(group, told)
+        return frozenset(jobs) if jobs or told.groups else told.jobs
 
     def shows(self, group: str, job: str) -> bool:
         """Whether it may be the job's in this group: by itself, or by whom it descends from."""
@@ -135,8 +137,15 @@ class Snapshot:
                 return above.heritage
         return None
 
+    def started_by(self, pid: int, known: Mapping[Process, str]) -> str:
+        """The job of the nearest process above this one that is known to have one, or ''."""
+        return next((known[each] for each in self._above(pid) if each in known), "")
+
     def _ancestors(self, sighting: Sighting) -> Iterator[Process]:
-        line, passed = self.lines.get(sighting.pid), {sighting.pid}
+        return self._above(sighting.pid)
+
+    def _above(self, pid: int) -> Iterator[Process]:
+        line, passed = self.lines.get(pid), {pid}
         while line and line.parent not in passed and (above := self.lines.get(line.parent)):
             passed.add(line.parent)
             yield line.parent, above.start
@@ -230,7 +239,7 @@ def _sighting(pid: int, start: int, ours: frozenset[int]) -> Sighting | None:
         return None
     if evidence.reserved:
         return None
-    shown, veil = evidence.shown or _NOTHING, _veil(evidence)
+    shown, veil = evidence.shown or NOTHING, _veil(evidence)
     if not evidence.one_user and not veil:
         return None  # its environment is its caller's, its rights are not
     if not veil and not (shown.jobs or shown.files):

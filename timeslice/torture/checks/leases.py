@@ -92,7 +92,8 @@ def _asked(body: Try) -> int:
 
 
 def _written(event: Told) -> int:
-    return int(event.entry.partition("-")[0])
+    # Not its id, where it tells the time: after a clock that went back ids stay where they were.
+    return int(event.fields.get("at_ms") or event.entry.partition("-")[0])
 
 
 def _has_reason(story: Story, terms: Terms, body: Try, lost_at: int) -> bool:

@@ -91,6 +91,8 @@ def _of_group(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
                 queue.jobs[waiter] = job
             case "WaiterCancelled" | "WaiterReaped":
                 queue.leave(waiter)
+            case "SwapStarted" if not waiter:
+                queue.swap = (waiter, job)  # by an operator's order, which goes before everybody
             case "SwapStarted":
                 yield from _passed(story, group, queue, event, queue.ahead_of(waiter))
                 queue.put_off.discard(waiter)

@@ -31,8 +31,8 @@ local function grant(waiter, record, how, swap_ms, caller)
     redis.call('HSET', jobs_key, record.job .. '/token', digits(token), record.job .. '/last_granted_at_ms', digits(now))
     if how ~= 'no-op' then
       redis.call('HSET', jobs_key, record.job .. '/residency', 'resident')
-      job_loads_everywhere(record.job)
     end
+    job_loads_everywhere(record.job) -- also in its next turn, and on other nodes than in the last
   end
   if not record.fresh then
     waiter_remove(waiter)

@@ -35,7 +35,8 @@ end
 local function job_loads_everywhere(job)
   for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
     local field = node .. '/' .. job .. '/state'
-    if redis.call('HGET', members_key, field) ~= 'unknown' then -- who can't see it now can't see it then
+    local state = redis.call('HGET', members_key, field)
+    if state ~= 'resident' and state ~= 'unknown' then -- who can't see it now can't see it then
       redis.call('HSET', members_key, field, 'resident')
     end
   end
