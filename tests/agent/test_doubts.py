@@ -22,7 +22,8 @@ async def have_a_turn(rig: Rig, job: str) -> None:
 
 async def _granted(rig: Rig, job: str, pid: int = 1, start: int = 1) -> bool:
     request = replace(rig.request(job), pid=pid, start=start)
-    return isinstance(await rig.driver.run(scripts.acquire(rig.group, request)), scripts.Granted)
+    call: scripts.Call[Any] = scripts.acquire(rig.group, request)
+    return isinstance(await rig.driver.run(call), scripts.Granted)
 
 
 async def is_unknown(rig: Rig, job: str = "a") -> bool:
