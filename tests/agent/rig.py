@@ -290,6 +290,6 @@ class Rig:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
             process.wait()
-            for pipe in filter(None, (process.stdin, process.stdout)):
+            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
                 pipe.close()
         await self.driver.close()
