@@ -20,6 +20,7 @@ from timeslice.errors import BackendError
 from timeslice.locks.view import GroupView
 from timeslice.models import Residency
 
+_GATEWAY = "gateway@"  # how the hosts of gateways begin: they hold for processes that only agents know
 OUT = {"", Residency.ABSENT, Residency.GONE, Residency.SUSPENDED}
 
 
@@ -41,11 +42,17 @@ class Doubts:
         self.told: dict[str, str] = {}  # job -> what the group notes of it here
         self._said: frozenset[str] = frozenset()  # jobs whose last turn was held by processes that agents were told of
         self._tokens: dict[str, int] = {}
+        self._ended_at: dict[str, int] = {}  # job whose workload said good-bye -> the highest number known then
         self._watched: dict[str, int] = {}  # job -> token of its last turn whose holders' processes were watched
 
-    def learn(self, view: GroupView, out_at: Mapping[str, int]) -> None:
+    def note_ended(self, floor: int) -> None:
+        """Some process ended. ``floor``: the highest number known now; grants with a later one had other processes."""
+        self._ended_at = {job: self._ended_at.get(job, floor) for job in self._registry.good_byes}
+
+    def learn(self, view: GroupView, out_at: Mapping[str, int], floor: int) -> None:
         """Take what the group says. ``out_at``: job -> the highest number known when it was last seen off the device;
-        a grant with a later one may have brought it here."""
+        a grant with a later one may have brought it here. ``floor``: the highest number known before this view."""
+        self.note_ended(floor)
         joins = self._node not in view.nodes  # it may also be that the server has lost what it knew
         self.told = {member.job: member.state for member in view.members if member.node == self._node}
         told = {job for job, state in self.told.items() if state not in OUT}
@@ -67,7 +74,9 @@ class Doubts:
         alone = [(state.get("host", ""), state.get("pid", ""), state.get("start", ""))]
         holders = [(each.host, each.pid, each.start) for each in view.parties] if view.world else alone
         return all(
-            (host != self._node and host in view.nodes) or self._registry.find(view.holder, pid, start)
+            (host != self._node and host in view.nodes)
+            or self._registry.find(view.holder, pid, start)
+            or (host.startswith(_GATEWAY) and self._registry.alive(view.holder))
             for host, pid, start in holders
         )
 
@@ -79,8 +88,9 @@ class Doubts:
         if job not in self.presumed or self._moves_nothing():
             return ""
         # Evidence of an earlier turn is none for a later one, which may have had processes that nobody could see.
-        watched = self._watched.get(job) == self._tokens.get(job, 0) and job in self._registry.departed
-        shown = watched or job in self._said
+        token = self._tokens.get(job, 0)
+        watched = self._watched.get(job) == token and job in self._registry.departed
+        shown = watched or job in self._said or token <= self._ended_at.get(job, -1)
         try:
             devices = await self._measure()
         except BackendError as error:

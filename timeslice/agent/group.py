@@ -52,7 +52,7 @@ class Scope:
         self.idle_holder = ""  # who holds and is nowhere on the device, if somebody does
         self.caller = Caller(self.name)
         self.journal = Journal(folder / "journal.json")
-        self.registry = TargetRegistry(self.name, node, folder / "targets.json", self.wake.set)
+        self.registry = TargetRegistry(self.name, node, folder / "targets.json", self._process_ended)
         self.floor = self.ledger.floor
         self.out_at: dict[str, int] = {}  # job -> the highest number known when it was last seen off the device
 
@@ -61,6 +61,10 @@ class Scope:
         self.backends = backends
         self.presences = Presences(self.name, self.node, self.registry, backends, self.journal, self.caller)
         self.steps = Steps(self.name, self.presences, self.host, self.caller, lambda: self.config)
+
+    def _process_ended(self) -> None:
+        self.presences.doubts.note_ended(self.floor)
+        self.wake.set()
 
     @property
     def ledger(self) -> Ledger:
@@ -90,7 +94,7 @@ class Scope:
         self.config = view.config
         self.must_leave = _must_leave(view)
         await self.registry.refresh(view.targets, _busy(view, self.node))
-        self.presences.doubts.learn(view, self.out_at)
+        self.presences.doubts.learn(view, self.out_at, self.floor)
         if self.finder:
             await self.finder.find(view, fresh_s=fresh_s)
 

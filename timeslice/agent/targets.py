@@ -40,8 +40,7 @@ class TargetRegistry:
     who may write to Redis may claim anything: only a process that shows that it is the job's in this group is ever
     watched, and then for no second job. ``refused`` says of every other registration (``job/node/pid``) why not, and
     ``unwatched`` of every job that has processes here, as far as can be seen, which are not watched.
-    Once it was proven, a process is the job's until it ends, or goes on as a program that shows otherwise; also for
-    the next run, which reads here who that was.
+    Once proven, a process is the job's until it ends or goes on as another program; also for the next run.
 
     ``on_exit`` is called in the event loop when a process ended. ``ended`` holds those whose end was not reported
     yet, ``departed`` the dead process ids of jobs of which none is left here. ``cut_off`` holds processes that stood in
@@ -63,20 +62,18 @@ class TargetRegistry:
         self.remarks: list[str] = []  # of discovery, on processes of no job
         self.ended: set[Exited] = set()
         self.departed: dict[str, set[int]] = {}
+        self.good_byes: set[str] = set()  # jobs whose workload ended by its own word
         self.cut_off: dict[tuple[str, int], Target] = {}
         self._busy: Container[int] = ()
         self.hidden: dict[str, str] = {}  # jobs that may be here, and why discovery could not look
         self.remembers = False  # what a former run knew
-        self._polls = False
-        self._unseen = Unseen()
+        self._polls, self._unseen = False, Unseen()
 
     def load(self) -> None:
         """Take what a former run knew: Redis may have lost it."""
         stored = read_stored(self._group, self._path)
-        if stored is None:
-            return
-        if not self._path.exists():
-            self._kept = []
+        if stored is None or not self._path.exists():
+            self._kept = None if stored is None else []
             return
         self.remembers, self._remembered = True, stored
         self._recall(procfs.elsewhere() if stored else Elsewhere())
@@ -253,6 +250,7 @@ class TargetRegistry:
     def forget(self, job: str) -> None:
         """The group knows that this job is gone."""
         self.departed.pop(job, None)
+        self.good_byes.discard(job)
 
     def close(self) -> None:
         for watched in tuple(self._watched.values()):
@@ -337,6 +335,7 @@ class TargetRegistry:
         target, told = watched.target, watched.told
         self._watched[target.job, target.pid] = self._told[told.job, told.pid, told.start] = watched
         self.departed.pop(target.job, None)
+        self.good_byes.discard(target.job)
         if not watched.is_polled:
             asyncio.get_running_loop().add_reader(watched.pidfd, self._end, watched)
         elif not self._polls:
@@ -376,9 +375,10 @@ class TargetRegistry:
             self.cut_off[target.job, target.pid] = target
             return
         self._depart(target, pid)
-        said_good_bye = target.backend in (CHANNEL, HTTP)
-        if said_good_bye and target.job in self.adrift():
-            self.settle(target.job)
+        if target.backend in (CHANNEL, HTTP):  # it said good-bye
+            self.good_byes.add(target.job)
+            if target.job in self.adrift():
+                self.settle(target.job)
 
     def _depart(self, target: Target, pid: int) -> None:
         self.ended.add(Exited(target.job, target.pid, target.start))
