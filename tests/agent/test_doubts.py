@@ -129,16 +129,3 @@ async def test_bytes_that_nobody_explains_outweigh_a_holder_that_was_known(rig: 
         process.kill()
         process.wait()
         await until(lambda: is_unknown(rig), "the group is told that job a may be there")
-
-
-async def test_the_end_of_an_idle_process_says_nothing_of_one_that_nobody_knows(rig: Rig) -> None:
-    """The watched process of a job ends in a turn that another one holds."""
-    async with rig.agent(**CHANNEL):
-        process = await rig.job("a")
-        await until(lambda: _watched(rig), "the agent has the process")
-        await until(lambda: _granted(rig, "a"), "a is let in, by a process that nobody was told of")
-        process.kill()
-        process.wait()
-        await until(lambda: _struck_off(rig), "the group hears of its end")
-        await rig.yield_("a")
-        await until(lambda: is_unknown(rig), "the group is told that job a may be there")

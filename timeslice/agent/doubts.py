@@ -42,12 +42,12 @@ class Doubts:
         self.told: dict[str, str] = {}  # job -> what the group notes of it here
         self._said: frozenset[str] = frozenset()  # jobs whose last turn was held by processes that agents were told of
         self._tokens: dict[str, int] = {}
-        self._ended_at: dict[str, int] = {}  # job whose workload said good-bye -> the highest number known then
+        self._ended_at: dict[str, int] = {}  # job of which all watched processes ended -> the highest number then
         self._watched: dict[str, int] = {}  # job -> token of its last turn whose holders' processes were watched
 
     def note_ended(self, floor: int) -> None:
         """Some process ended. ``floor``: the highest number known now; grants with a later one had other processes."""
-        self._ended_at = {job: self._ended_at.get(job, floor) for job in self._registry.good_byes}
+        self._ended_at = {job: self._ended_at.get(job, floor) for job in self._registry.departed}
 
     def learn(self, view: GroupView, out_at: Mapping[str, int], floor: int) -> None:
         """Take what the group says. ``out_at``: job -> the highest number known when it was last seen off the device;

@@ -62,7 +62,6 @@ class TargetRegistry:
         self.remarks: list[str] = []  # of discovery, on processes of no job
         self.ended: set[Exited] = set()
         self.departed: dict[str, set[int]] = {}
-        self.good_byes: set[str] = set()  # jobs whose workload ended by its own word
         self.cut_off: dict[tuple[str, int], Target] = {}
         self._busy: Container[int] = ()
         self.hidden: dict[str, str] = {}  # jobs that may be here, and why discovery could not look
@@ -250,7 +249,6 @@ class TargetRegistry:
     def forget(self, job: str) -> None:
         """The group knows that this job is gone."""
         self.departed.pop(job, None)
-        self.good_byes.discard(job)
 
     def close(self) -> None:
         for watched in tuple(self._watched.values()):
@@ -335,7 +333,6 @@ class TargetRegistry:
         target, told = watched.target, watched.told
         self._watched[target.job, target.pid] = self._told[told.job, told.pid, told.start] = watched
         self.departed.pop(target.job, None)
-        self.good_byes.discard(target.job)
         if not watched.is_polled:
             asyncio.get_running_loop().add_reader(watched.pidfd, self._end, watched)
         elif not self._polls:
@@ -375,10 +372,9 @@ class TargetRegistry:
             self.cut_off[target.job, target.pid] = target
             return
         self._depart(target, pid)
-        if target.backend in (CHANNEL, HTTP):  # it said good-bye
-            self.good_byes.add(target.job)
-            if target.job in self.adrift():
-                self.settle(target.job)
+        said_good_bye = target.backend in (CHANNEL, HTTP)
+        if said_good_bye and target.job in self.adrift():
+            self.settle(target.job)
 
     def _depart(self, target: Target, pid: int) -> None:
         self.ended.add(Exited(target.job, target.pid, target.start))
