@@ -1,9 +1,9 @@
 """Whether a job of which no process is watched here may still be on this node's devices.
 
 A grant is evidence that it is. What shows otherwise: the devices, measured free of it; and where they can't be
-measured, that the processes which held in its last turn were known to the agents of their nodes, and that those which
-are watched here have ended. That nobody can be seen shows nothing: such a job is `unknown`, and nobody is granted
-beside it.
+measured, that the processes which held in its last turn were known to the agents of their nodes, or that all which
+were watched here have ended since. That nobody can be seen shows nothing: such a job is `unknown`, and nobody is
+granted beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from timeslice.errors import BackendError
 from timeslice.locks.view import GroupView
 from timeslice.models import Residency
 
-_GATEWAY = "gateway@"  # how the hosts of gateways begin: they hold for processes that only agents know
 OUT = {"", Residency.ABSENT, Residency.GONE, Residency.SUSPENDED}
 
 
@@ -43,7 +42,6 @@ class Doubts:
         self._said: frozenset[str] = frozenset()  # jobs whose last turn was held by processes that agents were told of
         self._tokens: dict[str, int] = {}
         self._ended_at: dict[str, int] = {}  # job of which all watched processes ended -> the highest number then
-        self._watched: dict[str, int] = {}  # job -> token of its last turn whose holders' processes were watched
 
     def note_ended(self, floor: int) -> None:
         """Some process ended. ``floor``: the highest number known now; grants with a later one had other processes."""
@@ -64,21 +62,6 @@ class Doubts:
         self.presumed = frozenset(told | granted) | (self.presumed if joins else frozenset())
         self._said = frozenset(job.job for job in view.jobs.values() if job.has_said)
         self._tokens = {job.job: job.token for job in view.jobs.values()}
-        if view.holder and self._watches_holders(view):
-            self._watched[view.holder] = view.number("token")
-        self._watched = {job: token for job, token in self._watched.items() if job in self._tokens}
-
-    def _watches_holders(self, view: GroupView) -> bool:
-        """Whether each process that holds is watched here, or was told to another node's agent."""
-        state = view.state
-        alone = [(state.get("host", ""), state.get("pid", ""), state.get("start", ""))]
-        holders = [(each.host, each.pid, each.start) for each in view.parties] if view.world else alone
-        return all(
-            (host != self._node and host in view.nodes)
-            or self._registry.find(view.holder, pid, start)
-            or (host.startswith(_GATEWAY) and self._registry.alive(view.holder))
-            for host, pid, start in holders
-        )
 
     async def about(self, job: str) -> str:
         """Why a job without a process that is watched here may be on the devices all the same; '' if it is not."""
@@ -88,9 +71,7 @@ class Doubts:
         if job not in self.presumed or self._moves_nothing():
             return ""
         # Evidence of an earlier turn is none for a later one, which may have had processes that nobody could see.
-        token = self._tokens.get(job, 0)
-        watched = self._watched.get(job) == token and job in self._registry.departed
-        shown = watched or job in self._said or token <= self._ended_at.get(job, -1)
+        shown = job in self._said or self._tokens.get(job, 0) <= self._ended_at.get(job, -1)
         try:
             devices = await self._measure()
         except BackendError as error:
@@ -117,10 +98,11 @@ class Doubts:
         hidden = self._registry.unwatched.get(job, "") or self._hides({target.uid for target in own})
         if not hidden:
             return ""
-        devices = await self._measure()
-        if devices and not unaccounted(devices, self._explained()):
-            return ""
-        return hidden
+        try:
+            devices = await self._measure()
+        except BackendError:
+            return hidden
+        return "" if devices and not unaccounted(devices, self._explained()) else hidden
 
     def _moves_nothing(self) -> bool:
         """With the backend ``noop`` alone an operator has said that jobs of the group keep nothing on devices."""
