@@ -6,7 +6,7 @@ where it is read, Python functions are. No installation can be mutated by a sett
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -56,8 +56,15 @@ class _Edited:
     def __init__(self, place: Traversable, edits: Sequence[Edit]) -> None:
         self._place, self._edits = place, edits
 
+    @property
+    def name(self) -> str:
+        return self._place.name
+
     def __truediv__(self, name: str) -> _Edited:
         return _Edited(self._place / name, self._edits)
+
+    def iterdir(self) -> Iterator[_Edited]:
+        return (_Edited(place, self._edits) for place in self._place.iterdir())
 
     def read_text(self) -> str:
         text = self._place.read_text()
