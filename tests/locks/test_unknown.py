@@ -69,6 +69,18 @@ def test_the_job_that_nobody_can_see_goes_on_itself(lab: Lab) -> None:
     assert known(lab).residency == "unknown"
 
 
+@pytest.mark.parametrize("last", ["suspended", "restoring"])
+def test_a_job_that_was_out_when_it_was_last_seen_is_brought_back_first(lab: Lab, last: str) -> None:
+    """Its body must not start without its state, however often the agent says that it can't see it."""
+    hidden(lab)
+    lab.report("n1", Observed("a", last))
+    lab.own()
+    lab.report("n1", BLIND)
+    lab.report("n1", BLIND)
+    assert isinstance(lab.ask("a2", served=True), Queued)
+    assert lab.view.state["swap_job"] == "a"
+
+
 def test_an_own_doubt_keeps_nobody_out_when_the_others_are_out(lab: Lab) -> None:
     """Job a is unknown on n1 while b is resident: b is moved out, then a is let in. Else neither ever was."""
     lab.join("n1", "n2")

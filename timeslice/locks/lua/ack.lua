@@ -30,6 +30,7 @@ if string.sub(current[2], 1, 5) == 'begun' then
     else
       redis.call('HSET', members_key, at .. 'state', state, at .. 'bytes', ARGV[i + 2], at .. 'device_bytes',
         ARGV[i + 3], at .. 'backend', ARGV[i + 4], at .. 'why', ARGV[i + 7])
+      member_left(at, before, state)
       if state ~= before then
         redis.call('HSET', members_key, at .. 'saved', ARGV[i + 6])
       end

@@ -41,6 +41,7 @@ for n = 0, count - 1 do
     else
       redis.call('HSET', members_key, at .. 'state', state, at .. 'bytes', ARGV[i + 2], at .. 'device_bytes', ARGV[i + 3],
         at .. 'backend', ARGV[i + 4], at .. 'unheld', ARGV[i + 5], at .. 'why', ARGV[i + 6])
+      member_left(at, before[1] or '', state)
       if state == 'unknown' and before[1] ~= 'unknown' then
         emit('JobUnknown', 'node', node, 'job', job, 'reason', ARGV[i + 6])
       end

@@ -44,8 +44,17 @@ end
 
 -- Nothing of the job is on the node any more. `at` is `node/job/`.
 local function member_forget(at)
-  for _, field in ipairs({ 'state', 'bytes', 'device_bytes', 'backend', 'unheld', 'saved', 'why' }) do
+  for _, field in ipairs({ 'state', 'bytes', 'device_bytes', 'backend', 'unheld', 'saved', 'why', 'left' }) do
     redis.call('HDEL', members_key, at .. field)
+  end
+end
+
+-- Nobody can see the job any more. If its state was not on the device when it was last seen, it is not taken to be there.
+local function member_left(at, before, state)
+  if state ~= 'unknown' then
+    redis.call('HDEL', members_key, at .. 'left')
+  elseif before ~= '' and before ~= 'resident' and before ~= 'unknown' then
+    redis.call('HSET', members_key, at .. 'left', '1')
   end
 end
 
@@ -131,10 +140,12 @@ local function jobs_may_be_on(node)
   end
 end
 
--- Whether some node has state of the job in host memory.
+-- Whether some node has state of the job in host memory, or had when the job was last seen there.
 local function is_saved(job)
   for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
-    if redis.call('HGET', members_key, node .. '/' .. job .. '/state') == 'suspended' then
+    local at = node .. '/' .. job .. '/'
+    local seen = redis.call('HMGET', members_key, at .. 'state', at .. 'left')
+    if seen[1] == 'suspended' or seen[2] == '1' then
       return true
     end
   end
