@@ -37,7 +37,7 @@ ROLES: tuple[Role, ...] = ("job", "agent", "coordinator")
 LASTS_S = 3.0  # long enough to be seen on a machine that is busy
 BACKENDS = [kind for kind, how in KINDS.items() if how.victim == "backend"]
 OF_LIVING = {"title", "host-name", "pid-namespace", "time-namespace", "threads", "files-job", "files-agent", "trim"}
-OF_LIVING |= {"join", "outage", "revoke", "late-agents"}  # who has to be a real one: see test_faults_living.py
+OF_LIVING |= {"join", "outage", "revoke", "late-agents", "blind-agent"}
 OTHERS = [kind for kind in KINDS if kind not in {*BACKENDS, *OF_LIVING}]
 KEY = "torture-test"
 _ids = count(1)

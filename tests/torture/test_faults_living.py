@@ -142,6 +142,24 @@ def test_a_job_comes_again_as_one_that_is_hard_to_know(stage: Stage, form: str) 
     assert (job.form, forms.wears(form, job.pid)) == ("", False)
 
 
+def test_an_agent_comes_again_where_it_sees_nobody(stage: Stage) -> None:
+    """It is killed, and its next process is in a pid namespace of its own; healed, it sees the job's again."""
+    if why := forms.missing().get("pid-namespace"):
+        pytest.skip(why)
+    agent, job = stage.add_agent(), stage.add_job()
+    first, deed = agent.label, stage.choose("blind-agent")
+    assert (deed.kills, deed.took()) == ((first,), False)
+    deed.do()
+    stage.until(lambda: agent.label != first and deed.took(), "it comes in a namespace of its own")
+    apart, outside = Path(f"/proc/{agent.pid}/ns/pid").readlink(), Path(f"/proc/{job.pid}/ns/pid").readlink()
+    assert apart != outside
+    assert deed.heal
+    blind = agent.label
+    deed.heal()
+    stage.until(lambda: agent.label != blind and agent.running and stage.world.processes.works(agent), "it comes again")
+    assert Path(f"/proc/{agent.pid}/ns/pid").readlink() == outside
+
+
 def test_a_host_name_that_is_no_nodes(stage: Stage) -> None:
     """The process has the name of a container, and was not told its node."""
     if why := forms.missing().get("host-name"):

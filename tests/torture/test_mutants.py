@@ -25,10 +25,10 @@ HUNTS = {
     "early-expiry": Hunt(60, ("clock",)),
     "reused-tokens": Hunt(60, ("drop",), as_flush),
     "first-lease-unchecked": Hunt(60, ("revoke",)),
-    "unseen-is-out": Hunt(110, ("host-name", "pid-namespace")),
+    "unseen-is-out": Hunt(110, ("blind-agent",)),
     "wiped-is-nobodys": Hunt(110, ("title",)),
-    "refused-is-ended": Hunt(110, ("pid-namespace", "time-namespace")),
-    "order-given-once": Hunt(110, ("trim",)),
+    "refused-is-ended": Hunt(110, ("blind-agent",)),
+    "order-given-once": Hunt(40, ("trim",)),
     "no-exclusion": Hunt(60, TRAFFIC),
 }
 

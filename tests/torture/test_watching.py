@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from timeslice.torture.heartbeats import Beat, Heartbeats, overdue
 from timeslice.torture.history import Silent, Surveyed, Writer, read_so_far
 from timeslice.torture.report import Judged, document
 from timeslice.torture.stage import GANG_GROUP, GANG_RANKS, SERVED, seats
-from timeslice.torture.survey import Surveyor, look
+from timeslice.torture.survey import Surveyor, look, read_pids
 
 SIZE = 1 << 20
 OWNER = """
@@ -55,6 +56,15 @@ def test_who_is_on_a_device_is_read_from_the_processes(device: Device, tmp_path:
         assert owner.stdout.readline() == "there\n"
         assert look(devices, [owner.pid]) == {("g", "n1"): {"a": SIZE}}
         assert look(devices, []) == {("g", "n1"): {}}
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:  # who can open nothing has not seen that nothing is there
+            with pytest.raises(OSError, match="no descriptor left"):
+                look(devices, [owner.pid])
+            with pytest.raises(OSError, match="Too many open files"):
+                read_pids(tmp_path / "pids")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         file = tmp_path / "pids"
         surveyor = Surveyor(devices, lambda: [owner.pid], file, Writer(tmp_path / "survey.jsonl"))
         _await(lambda: any(isinstance(line, Surveyed) for line in read_so_far(tmp_path / "survey.jsonl")))

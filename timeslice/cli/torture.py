@@ -45,7 +45,8 @@ Kinds of faults:
     kill-coordinator stop-coordinator
   to jobs: files-job threads; and a process comes again as one that is hard to
     know: title host-name pid-namespace time-namespace
-  to agents: files-agent; they come late or lack orders: trim join late-agents
+  to agents: files-agent blind-agent; they come late or lack orders: trim join
+    late-agents
   to leases: revoke
   to servers: kill-server stop-server drop pause forget full; standalone only:
     sleep flush wipe clock outage password

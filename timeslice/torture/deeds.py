@@ -41,7 +41,7 @@ class World:
             return MISSING
         if kind == "disk" and not self.disks:
             return NO_DISK
-        return self.lacking.get(kind, "")
+        return self.lacking.get("pid-namespace" if kind == "blind-agent" else kind, "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""A job's process comes again in a form that makes it hard to know, or can't open anything for a moment."""
+"""A job's process comes again in a form that makes it hard to know, or an agent where it sees none; or a process can't
+open anything for a moment."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from timeslice.torture.scarce import threads_file
 from timeslice.torture.schedule import Planned
 
 _AGAIN_S = 0.3
+_APART = "pid-namespace"
 
 
 def disguised(world: World, planned: Planned, child: Child, now: float) -> Deed:
@@ -44,6 +46,34 @@ def disguised(world: World, planned: Planned, child: Child, now: float) -> Deed:
         do=change,
         took=shows,
         heal=heal if form == "threads" else None,
+        late=True,
+    )
+
+
+def blinded(world: World, agent: Child, now: float) -> Deed:
+    """An agent is killed, and comes again in a pid namespace of its own, where it sees no job's process."""
+    label = agent.label
+
+    def change() -> None:
+        agent.next_form = _APART
+        world.processes.kill(agent, again_at=now + _AGAIN_S)
+
+    def shows() -> bool:
+        return agent.form == _APART and agent.running and world.processes.works(agent) and wears(_APART, agent.pid)
+
+    def heal() -> None:
+        agent.next_form = ""
+        if agent.running:
+            world.processes.kill(agent, again_at=0.0)
+
+    return Deed(
+        harm="blind",
+        label=label,
+        groups=agent.groups,
+        kills=(label,),
+        do=change,
+        took=shows,
+        heal=heal,
         late=True,
     )
 

@@ -72,6 +72,8 @@ def _to_process(world: World, planned: Planned, role: Role, now: float) -> Deed 
             return absences.trimmed(world, planned, child, now)
         case "join":
             return absences.joining(world, planned, child, now)
+        case "blind-agent":
+            return disguises.blinded(world, child, now)
         case "files-job" | "files-agent":
             return disguises.without_files(world, child)
         case form if form in FORMS:

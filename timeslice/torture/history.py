@@ -162,10 +162,11 @@ class Fault(_Line):
     ``harm`` to the process ``label``: kill, stop. To the server: kill, stop, sleep, drop (its clients), pause (its
     clients), forget (its scripts), full, clock, password; flush and wipe (a restart without its data) lose what it
     knew, and so may failover; outage (an agent starts meanwhile). To the link of some processes: cut, stall, delay,
-    half-open, lose (a reply), repeat (a request). To an agent: disk (full), files (no descriptor left), trim (of the
-    orders that came while it was down), join (it leaves, and comes again while jobs wait), late-agents (all begin after
-    the jobs); to its backend: slow, fail, fail-on, hang, die, lie, late. To a job: files; and it comes again as another
-    one: title, host-name, pid-namespace, time-namespace, threads (it can't start any for a while). To a lease: revoke.
+    half-open, lose (a reply), repeat (a request). To an agent: disk (full), files (no descriptor left), blind (it comes
+    again in a pid namespace of its own), trim (of the orders that came while it was down), join (it leaves, and comes
+    again while jobs wait), late-agents (all begin after the jobs); to its backend: slow, fail, fail-on, hang, die, lie,
+    late. To a job: files; and it comes again as another one: title, host-name, pid-namespace, time-namespace, threads
+    (it can't start any for a while). To a lease: revoke.
 
     ``planned``: the kind by which the schedule knows it. ``kills``: processes that the run ended in doing it.
     """

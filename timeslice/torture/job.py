@@ -236,7 +236,12 @@ class Job:
         nodes, since = self._spec.everywhere.get(group), time.monotonic_ns()
         if not nodes or self._spec.form == "pid-namespace":  # there nobody else can be seen
             return
-        found, at = look({group: nodes}, read_pids(self._spec.pids)), time.monotonic_ns()
+        try:
+            found, at = look({group: nodes}, read_pids(self._spec.pids)), time.monotonic_ns()
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            return  # what it can't look at it says nothing of
         own = self._memory[group].left
         for (_, node), jobs in found.items():
             here = own if node == self._spec.node else 0

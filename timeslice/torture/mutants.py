@@ -310,7 +310,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "refused-is-ended": Mutant(
         "a registered process that can't be watched counts as ended",
-        frozenset({"beside", "device", "resident"}),
+        frozenset({"beside", "content", "device", "resident", "restored"}),
         patch=_refused_is_ended,
     ),
     "order-given-once": Mutant(

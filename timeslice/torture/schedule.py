@@ -71,6 +71,7 @@ KINDS: Mapping[str, Kind] = {
     "threads": Kind(2, "job", (8, 12), extra=(0, 1)),
     "files-job": Kind(2, "job", (0.5, 4), extra=(0, 1)),
     "files-agent": Kind(2, "agent", (0.5, 4)),
+    "blind-agent": Kind(3, "agent", (5, 8)),
     "trim": Kind(4, "agent", (4, 7)),
     "join": Kind(3, "agent", (2, 5)),
     "late-agents": Kind(0, "start", (1.5, 1.5)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,13 +20,16 @@ Found = dict[tuple[str, str], dict[str, int]]  # (group, node) -> job -> bytes
 
 
 def look(devices: Devices, pids: Iterable[int]) -> Found:
-    """The bytes of each job on each device, as these processes have them mapped."""
+    """The bytes of each job on each device, as these processes have them mapped. OSError(EMFILE) for one who can open
+    nothing now, as it was meant to be: who can't look has seen nothing, which is not that nothing is there."""
     places = {str(path): (group, node) for group, nodes in devices.items() for node, path in nodes.items()}
     found: Found = {place: {} for place in places.values()}
     for pid in pids:
         try:
             arenas = arenas_of(pid)
-        except (EmulatedDeviceError, OSError):
+        except (EmulatedDeviceError, OSError) as error:
+            if errno.EMFILE in {getattr(each, "errno", 0) for each in (error, error.__cause__, error.__context__)}:
+                raise OSError(errno.EMFILE, "no descriptor left to look with") from error
             continue  # it has ended, or ends
         for arena in arenas:
             jobs = found.get(places.get(arena.device, ("", "")))
@@ -35,11 +39,11 @@ def look(devices: Devices, pids: Iterable[int]) -> Found:
 
 
 def read_pids(file: Path) -> list[int]:
-    """The processes that ``Surveyor`` wrote down, which may be a moment old."""
+    """The processes that ``Surveyor`` wrote down, which may be a moment old. OSError(EMFILE) as for ``look``."""
     try:
         return [int(word) for word in file.read_text().split()]
-    except OSError:  # not written yet; or this process can open nothing now, as it was meant to be
-        return []
+    except FileNotFoundError:
+        return []  # not written yet
 
 
 class Surveyor:
