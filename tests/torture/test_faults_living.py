@@ -54,6 +54,10 @@ class Stage:
         spec |= {"state_dir": str(self.folder / NODE / "state"), "knobs": str(self.world.knobs), "leave": True}
         return self._add("agent", f"agent-{NODE}", spec)
 
+    def add_coordinator(self) -> Child:
+        """Without one nobody gets in after a job that was killed inside."""
+        return self._add("coordinator", "coordinator-c1", {"name": "c1", "url": self.url, "lease_ms": 4000})
+
     def add_job(self, name: str = f"a-{NODE}", **more: Any) -> Child:
         spec: dict[str, Any] = {
             "job": "a",
@@ -193,6 +197,7 @@ def test_a_stop_reaches_the_process_and_not_what_started_it(stage: Stage) -> Non
 def test_a_process_starts_no_threads_until_it_may(stage: Stage) -> None:
     """A hold asks for one and fails; after the healing the same process gets in."""
     stage.add_agent()
+    stage.add_coordinator()
     job = stage.add_job()
     deed = stage.choose("threads")
     deed.do()

@@ -35,13 +35,15 @@ def not_out(story: Story, terms: Terms) -> Iterator[Violation]:
     """Nobody is in before what does not fit is out.
 
     Another job is on the device if that is certain: it was restored, or its memory was read or measured there, and no
-    suspend has touched it since.
+    suspend has touched it since. What is loaded on a node that is none of the group nobody can move.
     """
     if not terms.exclusive:
         return
     certain = Certain(story)
     for body in _served(story, terms):
         assert body.entered is not None
+        if story.has_left(body.group, body.node, body.entered.at):
+            continue
         for job in certain.at(body.entered.at).residents(body.group, body.node):
             if job != body.job:
                 yield Violation(
@@ -56,10 +58,13 @@ def two_on_device(story: Story, terms: Terms) -> Iterator[Violation]:
     """No two jobs' bytes are measured on one device. The agent measures between its own steps, so it is proof.
 
     One that is just being moved out may be there while the next is brought in, where both fit: neither runs meanwhile.
+    Nor is it proof against anybody that two had come before their node joined.
     """
     for line in story.devices:
         staying = sorted({job for job in line.jobs if not _is_leaving(story, line, job)})
-        if terms.exclusive and len(staying) > 1:
+        if len(staying) < 2 or not terms.exclusive:
+            continue
+        if set(staying) - story.there_at_join(line.group, line.node, line.at):
             yield Violation("device", line.at, line.group, f"on node {line.node} were measured {' and '.join(staying)}")
 
 

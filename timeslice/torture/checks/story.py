@@ -289,6 +289,27 @@ class Story:
             start <= since and at + READ_S * SECOND < end for start, end in self._terms_of.get((group, node), ())
         )
 
+    def has_left(self, group: str, node: str, at: int) -> bool:
+        """Whether that node was none of the group then, though it was or is one at another time: nobody moves what jobs
+        load there, and their processes have said so."""
+        terms = self._terms_of.get((group, node), ())
+        return bool(terms) and not any(start <= at <= end for start, end in terms)
+
+    def there_at_join(self, group: str, node: str, at: int) -> set[str]:
+        """Jobs that were on a node's device when it joined, and that were not moved out since."""
+        joined = max((int(start) for start, _ in self._terms_of.get((group, node), ()) if start <= at), default=None)
+        if joined is None:
+            return set()
+        looks = (look for look in self.surveys if (look.group, look.node) == (group, node))
+        found = {job for look in looks if abs(look.at - joined) < READ_S * SECOND for job in look.found}
+        return {
+            job
+            for job in found
+            if not any(
+                joined < move.at < at and move.step == "suspend" for move in self.moves.get((group, node, job), ())
+            )
+        }
+
     def was_silent(self, group: str, at: float) -> bool:
         """Whether a node of the group was overdue at what the stream told then."""
         return any(line.since <= at and line.at >= at - READ_S * SECOND for line in self.silences.get(group, ()))
