@@ -44,3 +44,4 @@ async def test_a_call_does_not_go_out_on_a_lease_that_was_lost_while_it_stood_in
         await asyncio.to_thread(pools.until_queued, "mine", group="trainers")
         await taken.yield_()
         assert [await first, await second] == ["mine", "mine"]
+    await holder._client.close()  # in an actor of Ray it lives as long as the process
