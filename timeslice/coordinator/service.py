@@ -273,7 +273,8 @@ class Coordinator:
                 if self._signed_on:  # else the name is another's
                     await self.driver.client.zrem(self._keys.coordinators, self.options.name)
         except Exception as error:
-            log.warning("could not sign off (%s); the groups are free again in %d ms", error, self.options.lease_ms)
+            why = str(error) or f"no answer within {_SIGN_OFF_S:g} s"
+            log.warning("could not sign off (%s); the groups are free again in %d ms", why, self.options.lease_ms)
         finally:
             for name in self.owned:
                 await self._stop(name, disown=False)
