@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from timeslice.client.workload import register_workload
 from timeslice.errors import UnknownGroupError
 from timeslice.locks import scripts
 from timeslice.locks.drivers import SyncDriver
+from timeslice.locks.scripts import Call
 
 
 def workload(group: str) -> timeslice.Workload:
@@ -61,13 +63,13 @@ def test_a_mistyped_group_is_told_when_the_server_can_be_asked_at_last(
 ) -> None:
     """It may be away when the workload registers: then the log has it."""
     world.serve("samplers")
-    real, away = SyncDriver.run, [True]
+    real, away = SyncDriver.run, [world.group("sampler").state]
 
-    def run(driver: SyncDriver, *args: object, **options: object) -> object:
-        if away:
+    def run(driver: SyncDriver, call: Call[object], **options: Any) -> object:
+        if call.keys[0] in away:  # not of another thread that is still about
             away.clear()
             raise timeslice.RedisUnreachableError("away")
-        return real(driver, *args, **options)  # type: ignore[arg-type]
+        return real(driver, call, **options)
 
     monkeypatch.setattr(SyncDriver, "run", run)
     made = workload("sampler")
