@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli, World, eventually
+from tests.cli.conftest import TIMESLICE, Cli, World, eventually
 from timeslice.locks import scripts
 
 PYTHON = sys.executable
@@ -74,6 +74,43 @@ def test_a_command_does_not_outlive_a_hold_that_is_killed(cli: Cli) -> None:
     assert is_running(pid)
     process.kill()
     eventually(lambda: not is_running(pid))
+
+
+CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+GRANDCHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
+APART = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}], env={{}}, start_new_session=True)"
+INNER = f"exec {TIMESLICE} hold inner --lock-only -- sh -c"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sh", "-c", f'{PYTHON} -c "$0"; true', CHILD],
+        ["sh", "-c", f'setsid {PYTHON} -c "$0" & wait', CHILD],
+        ["sh", "-c", f'{PYTHON} -c "$0"; true', GRANDCHILD],
+        ["sh", "-c", f'{PYTHON} -c "$0"; true', APART],
+        ["sh", "-c", f"""{INNER} '{PYTHON} -c "$0"; true' "$0" """, CHILD],
+    ],
+    ids=["of a shell", "in a session of its own", "of a child", "without an environment", "of a hold inside"],
+)
+def test_nothing_that_the_command_has_started_outlives_it(cli: Cli, command: list[str]) -> None:
+    """It would go on outside of the hold, beside whoever is let in next."""
+    process = cli.start(*LOCK, "--", *command)
+    pid = started(process)
+    assert is_running(pid)
+    process.kill()
+    eventually(lambda: not is_running(pid))
+
+
+def test_what_a_command_leaves_in_the_background_stays(cli: Cli) -> None:
+    """It has ended by itself, and a service that it was to start goes on."""
+    process = cli.start(*LOCK, "--", "sh", "-c", f'{PYTHON} -c "$0" &', CHILD)
+    pid = started(process)
+    try:
+        assert process.wait(60) == 0
+        assert is_running(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_the_command_finds_signals_and_descriptors_as_without_a_hold(cli: Cli) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -106,6 +107,56 @@ def test_a_wrapped_coroutine_function_may_be_called_where_no_loop_runs(world: Wo
 def test_a_wrapper_that_runs_its_coroutine_is_held_around_the_call(world: World) -> None:
     """It returns the result, and so does what is decorated."""
     assert held()(runs(sample))(world, 3) == (3, "a")
+
+
+async def test_a_wrapper_that_computes_elsewhere_never_runs_outside(world: World) -> None:
+    """It runs its coroutine in another thread's loop: where a loop runs here, it is called inside, once awaited."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    seen: list[str] = []
+
+    def elsewhere(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(function(*args), loop).result(20)
+
+        return call
+
+    @held()
+    @elsewhere
+    async def step(number: int) -> int:
+        seen.append(await asyncio.to_thread(world.holder))
+        return number
+
+    try:
+        pending: Any = step(5)
+        assert seen == []
+        assert await pending == 5
+        assert seen == ["a"]
+        assert await asyncio.to_thread(step, 6) == 6
+        assert seen == ["a", "a"]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def test_a_task_that_would_run_on_is_refused(world: World) -> None:
+    """Its body would run without the hold; it is cancelled before it begins."""
+    ran: list[str] = []
+
+    async def later() -> None:
+        ran.append(world.holder())
+
+    @held()
+    def train() -> Any:
+        return asyncio.ensure_future(later())
+
+    with pytest.raises(UsageError, match="would run on without the hold, and is cancelled"):
+        train()
+    await asyncio.sleep(0)
+    assert ran == []
 
 
 async def test_partials_and_objects_that_can_be_called_run_inside(world: World) -> None:

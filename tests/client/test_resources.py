@@ -14,6 +14,7 @@ import timeslice
 from tests.client.world import World
 from tests.support.jobs import wait_until
 from timeslice.client import defaults
+from timeslice.locks import scripts
 
 NO_DESCRIPTOR_LEFT = """
     import resource
@@ -67,6 +68,56 @@ def test_a_renewal_thread_that_could_not_start_is_started_by_the_next_hold(
             deadline = world.view().number("deadline_ms")
             wait_until(lambda: world.view().number("deadline_ms") > deadline, "it is renewed")
             lease.ensure_held()
+
+
+def test_a_loss_is_told_once_a_thread_can_be_started(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error of ours comes out of the body's end, and `on_lost` is called when there is room."""
+    start, told, full = threading.Thread.start, threading.Event(), [True]
+
+    def refuse(thread: threading.Thread) -> None:
+        if full and thread.name == "timeslice-on-lost":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with timeslice.Client(job="a") as client, client.hold("g", lock_only=True, on_lost=lambda _: told.set()) as lease:
+        world.run(scripts.revoke(world.group("g"), "a", lease.lease_id, lease.fencing_token, "ops", "drill"))
+        wait_until(lambda: not world.holder(), "it is taken away")
+    assert lease.lost.is_set()
+    assert not told.is_set()
+    full.clear()
+    assert told.wait(20)
+
+
+FIRST_HOLD_WITHOUT_DESCRIPTORS = """
+    import resource, threading, time
+
+    client = timeslice.Client(job="a")
+    client.host, client.renewer  # what a program has used before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    leaked = []
+    def free():
+        hear()
+        leaked.clear()
+    thread = threading.Thread(target=free)
+    thread.start()
+    try:
+        while True:
+            leaked.append(open("/dev/null"))
+    except OSError:
+        pass
+    say("full")
+    with client.hold("g", lock_only=True, timeout=30) as lease:
+        say(lease.state)
+"""
+
+
+def test_a_first_hold_waits_until_there_are_descriptors(world: World) -> None:
+    """As for a server that is away: it enters once it can, within its timeout."""
+    job = world.job(FIRST_HOLD_WITHOUT_DESCRIPTORS)
+    assert job.line() == "full"
+    job.tell()
+    assert job.line() == "held"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # connections that nobody could close

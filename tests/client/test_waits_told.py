@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from concurrent.futures import Future
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.client.faces import Face
 from tests.client.world import World
 from tests.support.jobs import DEADLINE_S, wait_until
+from timeslice import AsyncClient
 from timeslice.client import core, once
 
 
@@ -74,3 +76,21 @@ def test_a_gang_that_forms_says_who_is_missing(
     other = face.acquire(face.client(job="a"), "g", lock_only=True, rank=1, world_size=2)
     for lease in (got(waiting), got(other)):
         face.give_up(lease)
+
+
+async def test_who_waits_for_its_own_starter_is_told(
+    world: World, caplog: pytest.LogCaptureFixture, quick: None
+) -> None:
+    """A child task of code that has the group from `acquire` may wait rightly; if it is awaited, neither goes on."""
+    async with AsyncClient(job="a") as client:
+        lease = await client.acquire("g", lock_only=True)
+
+        async def child() -> str:
+            async with client.hold("g", lock_only=True):
+                return world.holder()
+
+        waiting = asyncio.create_task(child())
+        words = f"has it from acquire (token {lease.fencing_token}): if it waits for this here, neither goes on"
+        await asyncio.to_thread(wait_until, lambda: any(words in line for _, line in lines(caplog)), "it is told")
+        await lease.yield_()
+        assert await waiting == "a"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
-from timeslice.cli import tether
+from timeslice.cli import reaper, tether
 from timeslice.cli.output import Seconds, note
 from timeslice.cli.session import Session
 from timeslice.client.identity import LEAVE_VARIABLE, leaves_written, process_start, registration, this_target
@@ -24,6 +26,7 @@ from timeslice.models import Leave, Mode
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 _COMMAND = "timeslice.command"
+HOLDS_VARIABLE = "TIMESLICE_HOLDS"  # one word for each `timeslice hold` that a process runs in
 _END_S = 10.0  # for a command that must not go on
 _FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -47,6 +50,7 @@ class _Child:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._reaper: _Reaper | None = None
         self._starting = False
         self._early: list[int] = []
         self._changing = threading.Lock()
@@ -70,7 +74,14 @@ class _Child:
     def start(self, command: Sequence[str], environment: dict[str, str]) -> int:
         """Returns its process id."""
         self._starting = True  # a signal between fork and the next line must not lose us the child
-        process = _run(command, environment)
+        mark = secrets.token_hex(8)
+        marks = " ".join(filter(None, (os.environ.get(HOLDS_VARIABLE), mark)))  # of the holds around this one, too
+        self._reaper = _Reaper(mark)
+        try:
+            process = _run(command, {**environment, HOLDS_VARIABLE: marks})
+        except OSError:
+            self._reaper.dismiss()
+            raise
         with self._changing:
             self._process = process
         for number in self._early:
@@ -86,20 +97,48 @@ class _Child:
         self._process.terminate()
 
     def end(self) -> None:
-        """Ask it to end, and kill it if it does not."""
+        """Ask it to end, kill it if it does not, and with it what it has started."""
         assert self._process is not None
+        assert self._reaper is not None
         self._process.terminate()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reaper.reap()
 
     def wait(self) -> int:
         """Exit code as a shell reports it."""
         assert self._process is not None
+        assert self._reaper is not None
         code = self._process.wait()
+        self._reaper.dismiss()
         return code if code >= 0 else 128 - code
+
+
+class _Reaper:
+    """A process that ends what the command has started, should this one be killed. Where there is no /proc: none."""
+
+    def __init__(self, mark: str) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if sys.platform == "linux" and sys.executable:
+            line = [sys.executable, "-I", "-S", reaper.__file__, mark]
+            null = subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                line, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, cwd="/"
+            )
+
+    def reap(self) -> None:
+        """As if this process had been killed. Returns when nothing is left."""
+        if self._process is not None:
+            self._process.communicate()
+
+    def dismiss(self) -> None:
+        """The command has ended by itself: what it has put into the background stays."""
+        if self._process is not None:
+            with suppress(BrokenPipeError):  # somebody has killed it
+                self._process.communicate(b".")
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -95,8 +95,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
         patience: float | None = None,
     ) -> None:
         settings = Settings()
-        if check_patience(patience) is None:
-            patience = settings.patience
+        patience = settings.patience if check_patience(patience) is None else patience
         self.patience = CALL_DEADLINE_S if patience is None else patience
         self.disabled = settings.disable
         self.url = "" if self.disabled else find_url(url)
@@ -108,6 +107,8 @@ class BaseClient(Generic[LeaseT, DriverT]):
         self._groups: dict[str, GroupKeys] = {}
         self._indexed: set[str] = set()
         self._driver: DriverT | None = None
+        if not self.disabled:
+            load_all()  # whoever uses up all descriptors later must not need another one to enter, or to leave
         _clients.add(self)
 
     # what the two faces differ in
@@ -134,7 +135,6 @@ class BaseClient(Generic[LeaseT, DriverT]):
         if self._driver is None:
             if self.disabled:
                 raise UsageError("TIMESLICE_DISABLE=1 is set: there is no server to ask. Unset it.")
-            load_all()  # a body may use up all descriptors, and its end must not need another one
             self._driver = self._driver_type(self.url, patience_s=self.patience)
         return self._driver
 
@@ -299,7 +299,7 @@ class BaseClient(Generic[LeaseT, DriverT]):
             return  # the wait itself meets this, too, and ends by it or goes on
         if line := notice(view, waiter):
             news = waited_s >= _TELL_NEXT_S or is_first(f"wait for {self.url} {keys.state}")
-            self.tell(logging.WARNING if news else logging.INFO, line)
+            self.tell(logging.WARNING if news else logging.INFO, line + standing.whose_child_waits(self, keys))
 
     def _held_elsewhere(self, keys: GroupKeys) -> list[Held]:
         """What the running code can't let go while it waits for the group: the holds around it, and what this thread

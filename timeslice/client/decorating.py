@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar, cast
 
 from timeslice.errors import UsageError
@@ -52,10 +52,16 @@ def _calling(function: Callable[..., Any], what: str, around: Callable[[], Any])
     def inside(*args: Any, **kwargs: Any) -> Any:
         with around():
             result = function(*args, **kwargs)
-        if inspect.iscoroutine(result):
+        if isinstance(result, Coroutine):
             result.close()
             raise UsageError(
                 f"{function!r} returned a coroutine, which would run without the {what}. Decorate the `async def`."
+            )
+        if asyncio.isfuture(result):
+            result.cancel()
+            raise UsageError(
+                f"{function!r} returned {type(result).__name__.lower()} {result!r}, which would run on without the "
+                f"{what}, and is cancelled. Await it in an `async def`, and decorate that."
             )
         if _runs_later(function, result):
             raise _generator(function, what)
@@ -70,21 +76,27 @@ def _either(function: Callable[..., Any], around: Callable[[], Any]) -> Callable
     for then it can't be run."""
     returns_coroutine = False
 
-    async def inside(result: Any) -> Any:
+    async def awaited(result: Any) -> Any:
         async with around():
             return await result
+
+    async def called(*args: Any, **kwargs: Any) -> Any:
+        """Where a loop runs, what is called may also compute at once, in another thread's loop."""
+        async with around():
+            result = function(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
 
     @functools.wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:
         nonlocal returns_coroutine
         if returns_coroutine or _in_loop():
-            return inside(function(*args, **kwargs))
+            return called(*args, **kwargs)
         with around():
             result = function(*args, **kwargs)
-        if not inspect.iscoroutine(result):
+        if not isinstance(result, Coroutine):
             return result
         returns_coroutine = True
-        return inside(result)  # nothing of it has run yet
+        return awaited(result)  # nothing of it has run yet
 
     return either
 

@@ -218,10 +218,13 @@ class Hold(Generic[Given_co, AsyncGiven_co]):
     # with
 
     def __enter__(self) -> Given_co:
-        from timeslice.client.defaults import default_client
         from timeslice.client.sync import Client
 
-        client = self._client or default_client(self._url)
+        client = self._client
+        if client is None:
+            from timeslice.client.defaults import default_client
+
+            client = default_client(self._url)
         if not isinstance(client, Client):
             raise UsageError("this hold belongs to an AsyncClient: use `async with`, or decorate a coroutine function")
         given: Given_co = run(self._enter(client))
@@ -241,9 +244,12 @@ class Hold(Generic[Given_co, AsyncGiven_co]):
 
     async def __aenter__(self) -> AsyncGiven_co:
         from timeslice.client.aio import AsyncClient, told_if_late
-        from timeslice.client.defaults import default_async_client
 
-        client = self._client or await default_async_client(self._url)
+        client = self._client
+        if client is None:
+            from timeslice.client.defaults import default_async_client
+
+            client = await default_async_client(self._url)
         if not isinstance(client, AsyncClient):
             raise UsageError("this hold belongs to a Client: use `with`, or take AsyncClient for async code")
         with told_if_late():

@@ -281,8 +281,7 @@ class BaseLease:
         for watcher in self._watchers:
             watcher()
         if self._terms.on_lost and told:
-            # On a thread of its own: a callback that saves a checkpoint must not stop the renewal of other leases.
-            threading.Thread(target=self._call_on_lost, name="timeslice-on-lost", daemon=True).start()
+            self._client.renewer.apart(self._call_on_lost, "timeslice-on-lost")
         return True
 
     def _call_on_lost(self) -> None:

@@ -71,6 +71,8 @@ class Renewer:
         self._registrations: dict[tuple[str, str, str], _Registration] = {}
         self._news: deque[tuple[Call[Any], str]] = deque(maxlen=_NEWS_MOST)
         self._news_at = -math.inf  # not before
+        self._apart: list[tuple[Callable[[], None], str]] = []  # work for threads that could not be started yet
+        self._apart_at = -math.inf  # not before
         self._held: OrderedDict[tuple[str, str, str], GroupKeys] = OrderedDict()
         # Always taken by its own name: a handler that raises inside the condition would leave it locked, and the
         # thread would never renew again.
@@ -136,6 +138,17 @@ class Renewer:
             self._news.append((call, what))
             self._try_rouse(self._news_at)
 
+    def apart(self, work: Callable[[], None], name: str) -> None:
+        """Do it on a thread of its own, as soon as one can be started: it must not stop the renewal of leases."""
+        try:
+            threading.Thread(target=work, name=name, daemon=True).start()
+        except RuntimeError as error:
+            log.warning("%s waits for a thread: %s", name, error)
+            with self._lock:
+                self._apart.append((work, name))
+                self._apart_at = time.monotonic() + _RETRY_S
+                self._try_rouse(self._apart_at)
+
     def flush(self, within_s: float) -> None:
         """Wait until all news are told, or the time is up."""
         with self._lock:
@@ -180,6 +193,7 @@ class Renewer:
             due += [errand.at for errand in errands]
             due += [known.at for known in registrations]
             due += [self._news_at] if self._news else []
+            due += [self._apart_at] if self._apart else []
             at = min(due, default=math.inf)
             if not leases and not errands and self._used and at > now:
                 # A lease was here and is gone: the next one, likely soon, must not have to wake us.
@@ -200,6 +214,11 @@ class Renewer:
             if known.at <= time.monotonic():
                 answers = self._register(known, send=answers) and answers
         self._tell(send=answers)
+        if self._apart_at <= time.monotonic():
+            with self._lock:
+                waiting, self._apart = self._apart, []
+            for work, name in waiting:
+                self.apart(work, name)
 
     def _renew(self, key: tuple[str, int | None], lease: BaseLease, *, send: bool) -> bool:
         """False if the server did not answer; then the others of this turn are not sent."""

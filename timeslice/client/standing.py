@@ -86,6 +86,19 @@ def own_wait(client: BaseClient[Any, Any], keys: GroupKeys, job: str) -> Deadloc
     return None
 
 
+def whose_child_waits(client: BaseClient[Any, Any], keys: GroupKeys) -> str:
+    """What to add to why a wait goes on, if the code that started this task or thread has the group from ``acquire``.
+    It may yield it at any time, so that this is no deadlock; if it waits for us, it is one."""
+    for lease in context.acquired():
+        if lease.stands_on(client.url, keys):
+            return (
+                f". The code that started this task or thread has it from acquire (token {lease.fencing_token}): if it "
+                "waits for this here, neither goes on; yield the lease before, or take the group by `hold`, which "
+                "child tasks share"
+            )
+    return ""
+
+
 def ensure_around(client: BaseClient[Any, Any], leases: list[BaseLease], since: float) -> Steps[None]:
     """LeaseLostError if one of them was lost in a wait that ended at ``since``. One that was left is nobody's loss."""
     for lease in leases:
