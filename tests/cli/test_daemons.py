@@ -138,6 +138,28 @@ def test_daemons_take_a_password_that_is_changed_for_an_outage(
             cli.close()
 
 
+@pytest.mark.parametrize("daemon", ["coordinator", "agent"])
+def test_a_daemon_that_starts_while_a_password_is_changed_waits(
+    daemon: str, server_factory: ServerFactory, prefix: str, tmp_path: Path
+) -> None:
+    """It says what is refused, and starts when it is set right."""
+    server = server_factory(port=(port := free_port()))
+    with redis.Redis.from_url(server.url) as admin:
+        admin.config_set("requirepass", "new")
+        cli = Cli(f"redis://:old@127.0.0.1:{port}", prefix)
+        options = {"coordinator": (), "agent": ("--group", "g", "--node", "n1", "--state-dir", str(tmp_path))}
+        process = cli.start(daemon, *options[daemon])
+        try:
+            until_said(process, "refuses these credentials")
+            admin.config_set("requirepass", "old")
+            said = until_said(process, ": ready")
+            assert [line for line in said if "Traceback" in line] == []
+            process.send_signal(signal.SIGTERM)
+            until_said(process, "stopped")
+        finally:
+            cli.close()
+
+
 def test_a_second_agent_of_a_node_is_refused(agent: Agent) -> None:
     """Exit code 6 naming the first; that one goes on."""
     first = agent()

@@ -102,6 +102,16 @@ def test_nothing_that_the_command_has_started_outlives_it(cli: Cli, command: lis
     eventually(lambda: not is_running(pid))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_a_command_has_started_ends_when_it_is_told_to(cli: Cli, world: World, number: signal.Signals) -> None:
+    """A shell ends by the signal, and what it waited for would go on outside of the hold."""
+    process = cli.start(*LOCK, "--", "sh", "-c", f'{PYTHON} -c "$0"; true', CHILD)
+    pid = started(process)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    assert not is_running(pid)
+
+
 def test_what_a_command_leaves_in_the_background_stays(cli: Cli) -> None:
     """It has ended by itself, and a service that it was to start goes on."""
     process = cli.start(*LOCK, "--", "sh", "-c", f'{PYTHON} -c "$0" &', CHILD)

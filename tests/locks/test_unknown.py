@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.locks.lab import Lab
+from timeslice.coordinator.swap import make_plan
 from timeslice.errors import RefusedError
 from timeslice.locks import scripts
 from timeslice.locks.scripts import Exited, Granted, Observed, Queued, Renewed
@@ -79,6 +80,28 @@ def test_a_job_that_was_out_when_it_was_last_seen_is_brought_back_first(lab: Lab
     lab.report("n1", BLIND)
     assert isinstance(lab.ask("a2", served=True), Queued)
     assert lab.view.state["swap_job"] == "a"
+    assert make_plan(lab.view).into == "a"
+
+
+def test_a_job_that_leaves_one_node_and_is_unseen_on_another_does_not_just_go_on(lab: Lab) -> None:
+    """Some of it is in host memory, or on its way there: it is brought back first."""
+    lab.join("n1", "n2")
+    lab.release("a1", lab.grant("a1", served=True))
+    lab.report("n1", BLIND)
+    lab.report("n2", Observed("a", "suspending"))
+    lab.own()
+    assert isinstance(lab.ask("a2", served=True), Queued)
+    assert make_plan(lab.view).into == "a"
+
+
+def test_an_operators_word_loses_nothing_that_is_in_host_memory(lab: Lab) -> None:
+    """It is on no device, as the operator says, and is brought back before the job's next turn."""
+    hidden(lab)
+    lab.report("n1", Observed("a", "suspended"))
+    lab.report("n1", BLIND)
+    say_out(lab, "a")
+    assert known(lab).residency == "suspended"
+    assert isinstance(lab.ask("b1", served=True), Granted)
 
 
 def test_an_own_doubt_keeps_nobody_out_when_the_others_are_out(lab: Lab) -> None:
@@ -168,6 +191,33 @@ def test_the_job_tells_where_it_is_by_its_holder_s_registration(lab: Lab) -> Non
     assert known(lab).has_said
     lab.release("a2", lab.grant("a2", served=True, host="elsewhere", pid=8))
     assert not known(lab).has_said
+
+
+def test_a_later_turn_does_not_vouch_for_an_earlier_one(lab: Lab) -> None:
+    """What a holder that nobody knew has loaded is still there after a turn by one that is known, until the job was
+    shown out."""
+    lab.join("n1")
+    lab.run(scripts.register(lab.group, "a", "n1", 7, '{"pid":7,"start":1,"pid_namespace":"pid:[1]"}'))
+    lab.release("a1", lab.grant("a1", served=True, host="elsewhere", pid=8))
+    lab.release("a2", lab.grant("a2", served=True))
+    assert not known(lab).has_said
+    lab.report("n1", Observed("a", "absent"))
+    lab.release("a3", lab.grant("a3", served=True))
+    assert known(lab).has_said
+
+
+def test_a_grant_that_was_not_used_takes_nothing_back(lab: Lab) -> None:
+    """What was known of the job after its last turn is known now."""
+    lab.join("n1")
+    lab.run(scripts.register(lab.group, "a", "n1", 7, '{"pid":7,"start":1,"pid_namespace":"pid:[1]"}'))
+    token = lab.grant("a1", served=True)
+    lab.queue("a2", served=True)
+    lab.release("a1", token)
+    assert lab.holder == "a2"
+    lab.pass_time(16)
+    lab.beat("n1")
+    assert [event["job"] for event in lab.events("GrantExpired")] == ["a"]
+    assert known(lab).has_said
 
 
 def test_a_holder_whose_end_was_seen_had_said_where_it_is(lab: Lab) -> None:

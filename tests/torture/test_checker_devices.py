@@ -146,6 +146,7 @@ def two_came_while_the_node_was_away() -> Tale:
     tale.surveyed("b.1", a=SIZE)
     tale.leaves("b.1")
     tale.surveyed(a=SIZE, b=SIZE)
+    tale.wait(0.5)
     tale.told("NodeJoined", node=N)
     return tale
 
@@ -161,6 +162,28 @@ def who_came_before_the_node_is_found_beside_another() -> Tale:
 def another_comes_beside_who_was_there_before_the_node() -> Tale:
     tale = two_came_while_the_node_was_away()
     tale.measured("a", "b", "c")
+    return tale
+
+
+@breaks("device")
+def two_come_as_the_node_joins() -> Tale:
+    tale = served()
+    tale.told("NodeLeft", node=N)
+    tale.wait(2)
+    tale.told("NodeJoined", node=N)
+    tale.surveyed(a=SIZE, b=SIZE)
+    tale.measured("a", "b")
+    return tale
+
+
+@breaks("device")
+def who_was_being_moved_out_by_an_agent_that_died() -> Tale:
+    tale = served()
+    tale.moves("a", "suspend begin")
+    tale.heals(tale.fault("kill", "agent.1"))
+    tale.died("agent.1", -9, meant=True)
+    tale.born("agent.2", "agent", node=N)
+    tale.measured("a", "b")
     return tale
 
 

@@ -49,6 +49,18 @@ def a_swap_begins_for_the_second() -> Tale:
 
 
 @good
+def what_told_of_its_arrival_was_lost() -> Tale:
+    tale = Tale()
+    tale.heals(tale.fault("failover"))
+    tale.wait(60)
+    tale.told("WaiterQueued", "a-1")
+    tale.told("SwapStarted", "b-1", swap="1")
+    tale.told("SwapDeferred", "b-1", swap="1")
+    tale.granted("b-1")
+    return tale
+
+
+@good
 def a_higher_band_goes_first() -> Tale:
     tale = Tale()
     tale.told("WaiterQueued", "a-1", priority="0")

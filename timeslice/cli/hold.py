@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 
 import click
 
@@ -28,6 +27,7 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 _COMMAND = "timeslice.command"
 HOLDS_VARIABLE = "TIMESLICE_HOLDS"  # one word for each `timeslice hold` that a process runs in
 _END_S = 10.0  # for a command that must not go on
+_ENDING = frozenset({signal.SIGTERM, signal.SIGHUP})
 _FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -51,7 +51,7 @@ class _Child:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: _Reaper | None = None
-        self._starting = False
+        self._starting = self._ends = False
         self._early: list[int] = []
         self._changing = threading.Lock()
 
@@ -64,6 +64,7 @@ class _Child:
 
     def _handle(self, number: int) -> None:
         if self._process is not None:
+            self._ends = self._ends or number in _ENDING
             if not _sent_by_terminal(number):
                 self._process.send_signal(number)
         elif self._starting:
@@ -90,6 +91,7 @@ class _Child:
 
     def terminate(self) -> None:
         """Also from another thread, and while it is being started."""
+        self._ends = True
         with self._changing:
             if self._process is None:
                 self._early.append(signal.SIGTERM)
@@ -109,11 +111,15 @@ class _Child:
         self._reaper.reap()
 
     def wait(self) -> int:
-        """Exit code as a shell reports it."""
+        """Exit code as a shell reports it. What it has put into the background stays if it ended by itself; a shell
+        that was told to end leaves behind what it waited for."""
         assert self._process is not None
         assert self._reaper is not None
         code = self._process.wait()
-        self._reaper.dismiss()
+        if self._ends:
+            self._reaper.reap()
+        else:
+            self._reaper.dismiss()
         return code if code >= 0 else 128 - code
 
 
@@ -130,15 +136,22 @@ class _Reaper:
             )
 
     def reap(self) -> None:
-        """As if this process had been killed. Returns when nothing is left."""
-        if self._process is not None:
-            self._process.communicate()
+        """As if this process had been killed. Returns when nothing is left, or nothing more can be ended."""
+        self._tell(None)
 
     def dismiss(self) -> None:
         """The command has ended by itself: what it has put into the background stays."""
+        self._tell(b".")
+
+    def _tell(self, word: bytes | None) -> None:
         if self._process is not None:
-            with suppress(BrokenPipeError):  # somebody has killed it
-                self._process.communicate(b".")
+            try:
+                self._process.communicate(word, timeout=2 * reaper.LONGEST_S)
+            except BrokenPipeError:
+                pass  # somebody has killed it
+            except subprocess.TimeoutExpired:  # or stopped it
+                self._process.kill()
+                self._process.wait()
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -278,8 +291,9 @@ def hold(
                 ctx.exit(NOT_RUNNABLE)
             try:
                 _register(client, leases, pid)
-            except TimeSliceError:
-                note(f"error: {command[0]} is ended: the agents of this node could not be told of it")
+            except BaseException as error:
+                if isinstance(error, TimeSliceError):
+                    note(f"error: {command[0]} is ended: the agents of this node could not be told of it")
                 child.end()  # before anybody else is let in
                 raise
             code = child.wait()

@@ -16,12 +16,13 @@ import sys
 import time
 
 _CLEAN = 2  # scans in a row that find nothing: one that forked meanwhile may have been passed by
-_PAUSE_S, _LONGEST_S = 0.01, 10.0  # what the kernel does not let go of by then nobody can end
+_PAUSE_S = 0.01
+LONGEST_S = 30.0  # what the kernel does not let go of by then nobody can end
 
 
 def reap(mark: bytes) -> None:
     """Kill every process with that mark in its environment, and those it has started, until there is none."""
-    clean, until = 0, time.monotonic() + _LONGEST_S
+    clean, until = 0, time.monotonic() + LONGEST_S
     doomed: set[tuple[int, int]] = set()  # by number and start time: the parent that gave one away may end before it
     while clean < _CLEAN and time.monotonic() < until:
         living = _living()
@@ -70,20 +71,27 @@ def _is_marked(pid: int, mark: bytes) -> bool:
 
 
 def _kill(pid: int, start: int) -> bool:
-    """Whether it had to be killed. By a descriptor, so that its number can't pass to another process meanwhile."""
+    """Whether it had to be killed. By a descriptor, so that its number can't pass to another process meanwhile; some
+    sandboxes have none."""
     try:
         process = os.pidfd_open(pid)
-    except OSError:
+    except ProcessLookupError:
         return False
+    except OSError:
+        process = -1
     try:
         look = _look(pid)
         if look is None or look[1] != start:
             return False
-        signal.pidfd_send_signal(process, signal.SIGKILL)
+        if process < 0:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
     except OSError:
-        return False  # it has ended
+        return False  # it has ended, or has become another user's
     finally:
-        os.close(process)
+        if process >= 0:
+            os.close(process)
     return True
 
 

@@ -63,7 +63,7 @@ def repair(
     done = [*done, *session.run(call)]
     if not dry_run:
         view = _look_again(session, view)
-    if not (dry_run or as_json) and sys.stdin.isatty() and (out := _asked(view)):
+    if not (dry_run or as_json) and sys.stdin.isatty() and (out := _unchanged(_asked(view), view, session.view(group))):
         done = [*done, *session.run(scripts.repair(session.keys.group(group), operator(), reason, out=out))]
         view = _look_again(session, view)
     left = findings(view)
@@ -97,6 +97,14 @@ def _asked(view: GroupView) -> tuple[str, ...]:
             err=True,
         )
     )
+
+
+def _unchanged(out: tuple[str, ...], then: GroupView, now: GroupView) -> tuple[str, ...]:
+    """Those of them that have had no turn since: an answer may take long, and is about what was there before."""
+    kept = tuple(job for job in out if job in now.jobs and now.jobs[job].token == then.jobs[job].token)
+    for job in set(out) - set(kept):
+        note(f"job {job} has had a turn in {now.name} while you looked; look again, and run this again")
+    return kept
 
 
 def _index(session: Session, view: GroupView, *, dry: bool) -> list[str]:

@@ -315,7 +315,7 @@ def _unfit(view: GroupView) -> str:
 def _is_saved(view: GroupView, job: str) -> bool:
     """Whether state of the job is in host memory, on all its nodes or some of them."""
     return _residency(view, job) in _SAVED or any(
-        member.job == job and member.state in _SAVED for member in view.members
+        member.job == job and (member.state in _SAVED or member.has_left) for member in view.members
     )
 
 

@@ -8,6 +8,7 @@ failure. A driver only tells it which key a command is about, and asks again unt
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ from timeslice.locks.connection import REPLY_TIMEOUT_S, connect, connect_async, 
 from timeslice.locks.faults import SERVER_ERRORS, speaks_otherwise, speaks_otherwise_async
 from timeslice.locks.flows import Entries, Op, Wait
 from timeslice.locks.keys import GroupKeys
-from timeslice.locks.outages import Tries, contact_of
+from timeslice.locks.outages import ROTATION_S, Tries, contact_of
 from timeslice.locks.scripts import CALL_DEADLINE_S, Call
 from timeslice.locks.view import GroupView, look
 
@@ -320,7 +321,9 @@ class AsyncDriver:
             try:
                 answer = await attempt()
             except _FAULTS as error:
-                tries = tries or Tries(self._contact, began, self.patience_s if deadline_s is None else deadline_s)
+                starts = ROTATION_S if self.patience_s == math.inf else 0.0  # a daemon that waits for its server
+                limit_s = self.patience_s if deadline_s is None else deadline_s
+                tries = tries or Tries(self._contact, began, limit_s, rotation_s=starts)
                 pause, told = tries.failed(error)
                 if type(error) is redis.exceptions.RedisClusterException or self._address != self._contact.address:
                     await self.close()

@@ -26,6 +26,7 @@ log = logging.getLogger("timeslice.locks")
 
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 LOOK_S = 1.0  # who waits longer has time for a closer look at what is there, and a shorter trouble is no outage
+ROTATION_S = 60.0  # a daemon that starts while a password is changed waits for the right one so long
 AGAIN_S = 60.0  # an outage that lasts is told again; and without a fault for so long it is over
 _TIMEOUTS = (redis.exceptions.TimeoutError, TimeoutError)
 
@@ -83,17 +84,21 @@ def _lasted(seconds: float) -> str:
 
 
 class Tries:
-    """The tries of one call, after its first failure: whether and when to try again. ``limit_s`` may be infinite."""
+    """The tries of one call, after its first failure: whether and when to try again. ``limit_s`` may be infinite.
+    ``rotation_s``: so long a server that never answered here may refuse our credentials, and be asked again."""
 
-    def __init__(self, contact: Contact, began: float, limit_s: float) -> None:
+    def __init__(self, contact: Contact, began: float, limit_s: float, *, rotation_s: float = 0.0) -> None:
         self._contact, self._began, self._limit_s = contact, began, limit_s
+        self._rotates_until, self._rotates = began + rotation_s, False
         self._try_began = began
         self._pause = FIRST_PAUSE_S / 2
         self._looked = False
 
     def failed(self, error: BaseException) -> tuple[float | None, TimeSliceError]:
         """The pause before the next try, or None if there is none; and what to say."""
-        known, now = self._contact.reached, time.monotonic()
+        now = time.monotonic()
+        self._rotates = isinstance(error, redis.exceptions.AuthenticationError) and now < self._rotates_until
+        known = self._contact.reached or self._rotates
         told: TimeSliceError
         if isinstance(error, ServerUnsuitableError):  # sentinels that say so; or, with a cause, a call within this one
             transient = known and error.__cause__ is None
@@ -116,7 +121,8 @@ class Tries:
     def wants_look(self, told: TimeSliceError, *, over: bool) -> bool:
         """Whether it is time to look if what is there is no Redis at all: at the end, and while nobody ever answered
         also after a moment. Who gives no time for an answer has none for a closer look either."""
-        if self._contact.reached or self._limit_s < LOOK_S or not isinstance(told, RedisUnreachableError):
+        known = self._contact.reached or self._rotates
+        if known or self._limit_s < LOOK_S or not isinstance(told, RedisUnreachableError):
             return False
         due = over or (not self._looked and time.monotonic() - self._began >= LOOK_S)
         self._looked = self._looked or due

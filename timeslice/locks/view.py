@@ -81,6 +81,7 @@ class MemberView:
     unheld: bool  # on the device without a hold
     saved_bytes: int = 0  # what its last step did not have to copy
     why: str = ""  # of one that is unknown: why nobody can see whether it is there
+    has_left: bool = False  # of one that is unknown: its state was not on the device when it was last seen
 
 
 @dataclass(frozen=True)
@@ -339,6 +340,7 @@ def _member(node: str, job: str, record: dict[str, str]) -> MemberView:
         unheld=record.get("unheld") == "1",
         saved_bytes=_int(record, "saved"),
         why=record.get("why", ""),
+        has_left=record.get("left") == "1",
     )
 
 

@@ -137,7 +137,11 @@ local function note_out(job)
     redis.call('HSET', jobs_key, job .. '/out_at', digits(draw()))
     for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
       local at = node .. '/' .. job .. '/'
-      if redis.call('HGET', members_key, at .. 'state') == 'unknown' then
+      local seen = redis.call('HMGET', members_key, at .. 'state', at .. 'left')
+      if seen[1] == 'unknown' and seen[2] == '1' then
+        redis.call('HSET', members_key, at .. 'state', 'suspended') -- what is in host memory is on no device
+        redis.call('HDEL', members_key, at .. 'left', at .. 'why')
+      elseif seen[1] == 'unknown' then
         member_forget(at)
       end
     end

@@ -93,6 +93,9 @@ def _of_group(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
                 queue.leave(waiter)
             case "SwapStarted" if not waiter:
                 queue.swap = (waiter, job)  # by an operator's order, which goes before everybody
+            case "SwapStarted" if waiter not in queue.places and story.losses(group):
+                queue.unsure.add(waiter)  # no swap begins for one that was not queued: what told it was lost
+                queue.swap = (waiter, job)
             case "SwapStarted":
                 yield from _passed(story, group, queue, event, queue.ahead_of(waiter))
                 queue.put_off.discard(waiter)

@@ -72,7 +72,10 @@ def _is_leaving(story: Story, line: OnDevice, job: str) -> bool:
     """Whether the last that was begun with the job there is to move it out."""
     moves = story.moves.get((line.group, line.node, job), [])
     before = bisect_right(moves, line.at, key=lambda move: move.at)
-    return before > 0 and (moves[before - 1].step, moves[before - 1].stage) == ("suspend", "begin")
+    if before == 0:
+        return False
+    last = moves[before - 1]  # an agent that dies moves nothing more
+    return (last.step, last.stage) == ("suspend", "begin") and story.end_of(last.who) > line.at
 
 
 def moved_holders(story: Story, terms: Terms) -> Iterator[Violation]:

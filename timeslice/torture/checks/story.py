@@ -296,15 +296,18 @@ class Story:
         return bool(terms) and not any(start <= at <= end for start, end in terms)
 
     def there_at_join(self, group: str, node: str, at: int) -> set[str]:
-        """Jobs that were on a node's device when it joined, and that were not moved out since."""
+        """Jobs that were on a node's device just before it joined, and that neither were moved out nor began again
+        since."""
         joined = max((int(start) for start, _ in self._terms_of.get((group, node), ()) if start <= at), default=None)
         if joined is None:
             return set()
         looks = (look for look in self.surveys if (look.group, look.node) == (group, node))
-        found = {job for look in looks if abs(look.at - joined) < READ_S * SECOND for job in look.found}
+        # It is read a moment after it came about, and who is let in by that must not count.
+        before = [look for look in looks if joined - 2 * READ_S * SECOND < look.at < joined - SECOND // 3]
+        begun = {born.job for born in self.born.values() if born.node == node and joined < born.at < at}
         return {
             job
-            for job in found
+            for job in {job for look in before for job in look.found} - begun
             if not any(
                 joined < move.at < at and move.step == "suspend" for move in self.moves.get((group, node, job), ())
             )

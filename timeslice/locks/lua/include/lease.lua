@@ -88,11 +88,14 @@ local function holder_is_on_record()
   return true
 end
 
--- What its turn leaves behind. A look from within the turn may be older than what was loaded in it.
+-- What its turn leaves behind. A look from within the turn may be older than what was loaded in it. What an earlier turn
+-- left, whose holder nobody knew, is in doubt until nothing of the job is there.
 local function note_turn()
+  local has_said = redis.call('HGET', jobs_key, S.job .. '/said') or ''
+  local vouched = (S.how == 'first load' or has_said ~= '') and holder_is_on_record()
   redis.call('HINCRBY', jobs_key, S.job .. '/usage_ms', digits(math.max(now - S.granted_at_ms, 0)))
   redis.call('HSET', jobs_key, S.job .. '/moved', digits(draw()),
-    S.job .. '/said', holder_is_on_record() and digits(S.token) or '')
+    S.job .. '/said', vouched and digits(S.token) or '')
 end
 
 local function end_lease(kind, ...)
@@ -108,6 +111,10 @@ end
 local function end_unused(kind, ...)
   if S.mode == 'served' and S.how == 'first load' then
     job_did_not_load(S.job)
+  end
+  local said = S.job .. '/said'
+  if S.mode == 'served' and (redis.call('HGET', jobs_key, said) or '') ~= '' then
+    redis.call('HSET', jobs_key, said, digits(S.token)) -- what was known after its last turn is known now
   end
   end_lease(kind, ...)
 end

@@ -49,11 +49,14 @@ local function member_forget(at)
   end
 end
 
+-- States in which some of a job is in host memory. The coordinator (swap.py) brings such a job back before its turn.
+local SAVED = { suspending = true, suspended = true, restoring = true }
+
 -- Nobody can see the job any more. If its state was not on the device when it was last seen, it is not taken to be there.
 local function member_left(at, before, state)
   if state ~= 'unknown' then
     redis.call('HDEL', members_key, at .. 'left')
-  elseif before ~= '' and before ~= 'resident' and before ~= 'unknown' then
+  elseif SAVED[before] then
     redis.call('HSET', members_key, at .. 'left', '1')
   end
 end
@@ -145,7 +148,7 @@ local function is_saved(job)
   for _, node in ipairs(redis.call('ZRANGE', nodes_key, 0, -1)) do
     local at = node .. '/' .. job .. '/'
     local seen = redis.call('HMGET', members_key, at .. 'state', at .. 'left')
-    if seen[1] == 'suspended' or seen[2] == '1' then
+    if SAVED[seen[1] or ''] or seen[2] == '1' then
       return true
     end
   end
