@@ -26,7 +26,7 @@ log = logging.getLogger("timeslice.locks")
 
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 LOOK_S = 1.0  # who waits longer has time for a closer look at what is there, and a shorter trouble is no outage
-ROTATION_S = 60.0  # a daemon that starts while a password is changed waits for the right one so long
+ROTATION_S = 10.0  # a daemon that starts while a password is changed waits for the right one so long
 AGAIN_S = 60.0  # an outage that lasts is told again; and without a fault for so long it is over
 _TIMEOUTS = (redis.exceptions.TimeoutError, TimeoutError)
 
