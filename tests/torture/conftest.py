@@ -1,18 +1,19 @@
-"""Whole runs start dozens of processes: two at a time are what a small machine can carry, and they come first, so that
-they do not all meet at the end."""
+"""Whole runs start dozens of processes, and one at a time is what a small machine can carry: they are spread over the
+other tests, so that they do not all meet at the end."""
 
 from __future__ import annotations
 
 import pytest
 
 _RUNS = ("test_run", "test_mutants", "test_growth", "test_hard_to_know")
-_AT_A_TIME = 2
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     runs = [item for item in items if item.path.stem in _RUNS and item.get_closest_marker("slow")]
     first = set(runs)
-    for number, item in enumerate(runs):
-        item.add_marker(pytest.mark.xdist_group(f"torture {number % _AT_A_TIME}"))
-    items[:] = [*runs, *(item for item in items if item not in first)]
+    others = [item for item in items if item not in first]
+    apart = len(others) // (len(runs) + 1)
+    items.clear()
+    for number, run in enumerate(runs):
+        items += [*others[number * apart : (number + 1) * apart], run]
+    items += others[len(runs) * apart :]

@@ -34,6 +34,34 @@ def who_came_before_the_node_is_found_beside_another() -> Tale:
     return tale
 
 
+@good
+def a_node_joins_with_another_job_while_a_body_runs() -> Tale:
+    tale = served()
+    tale.told("NodeLeft", node="n2")
+    tale.enters("a.1")
+    tale.surveyed(node="n2", b=SIZE)
+    tale.wait(0.5)
+    tale.told("NodeJoined", node="n2")
+    tale.surveyed(node="n2", b=SIZE)
+    tale.wait(3)
+    tale.leaves("a.1")
+    return tale
+
+
+@breaks("beside")
+def a_body_begins_beside_who_was_there_when_the_node_joined() -> Tale:
+    tale = served()
+    tale.surveyed(node="n2", b=SIZE)
+    tale.wait(0.5)
+    tale.told("NodeJoined", node="n2")
+    tale.wait(3)
+    tale.enters("a.1")
+    tale.surveyed(node="n2", b=SIZE)
+    tale.wait(3)
+    tale.leaves("a.1")
+    return tale
+
+
 @breaks("device")
 def another_comes_beside_who_was_there_before_the_node() -> Tale:
     tale = two_came_while_the_node_was_away()

@@ -14,7 +14,8 @@ def beside_a_body(story: Story, terms: Terms) -> Iterator[Violation]:
 
     A look takes a moment, so the body has to run all the time from its beginning to its end; and to hold the newest
     lease, for a stale one may run beside its successor until it hears of that. A node counts while it is one of the
-    group: what is loaded on another nobody could move. For its lies an agent is no excuse: what it freed is measured.
+    group: what is loaded on another nobody could move, nor what was there when it joined while the body ran. For its
+    lies an agent is no excuse: what it freed is measured.
     """
     if not terms.exclusive:
         return
@@ -27,7 +28,10 @@ def beside_a_body(story: Story, terms: Terms) -> Iterator[Violation]:
             body = stretch.body
             for job, size in look.found.items():
                 key = (body.who, body.request, look.node, job)
-                if job != body.job and key not in told:
+                began = body.entered.at if body.entered else look.at
+                if job == body.job or story.found_at_join(look.group, look.node, job, began, look.at):
+                    continue
+                if key not in told:
                     told.add(key)
                     yield Violation(
                         "beside",

@@ -295,6 +295,11 @@ class Story:
         terms = self._terms_of.get((group, node), ())
         return bool(terms) and not any(start <= at <= end for start, end in terms)
 
+    def found_at_join(self, group: str, node: str, job: str, since: int, at: int) -> bool:
+        """Whether a node joined after ``since``, and the job was on its device before and is so still."""
+        joined = max((start for start, _ in self._terms_of.get((group, node), ()) if start <= at), default=0.0)
+        return joined > since and job in self.there_at_join(group, node, at)
+
     def there_at_join(self, group: str, node: str, at: int) -> set[str]:
         """Jobs that were on a node's device just before it joined, and that neither were moved out nor began again
         since."""
