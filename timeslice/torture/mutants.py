@@ -300,7 +300,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "unseen-is-out": Mutant(
         "of a job that an agent never saw it tells that it is out",
-        frozenset({"beside", "device", "resident"}),
+        frozenset({"beside", "content", "device", "resident", "restored"}),
         patch=_unseen_is_out,
     ),
     "wiped-is-nobodys": Mutant(
