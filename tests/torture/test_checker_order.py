@@ -61,6 +61,26 @@ def what_told_of_its_arrival_was_lost() -> Tale:
 
 
 @good
+def what_told_of_its_arrival_was_lost_and_nothing_had_to_move() -> Tale:
+    tale = Tale()
+    tale.heals(tale.fault("failover"))
+    tale.wait(60)
+    tale.told("WaiterQueued", "a-1")
+    tale.granted("b-1", waited_ms="900")
+    return tale
+
+
+@breaks("order")
+def served_without_queueing_after_a_failover() -> Tale:
+    tale = Tale()
+    tale.heals(tale.fault("failover"))
+    tale.wait(60)
+    tale.told("WaiterQueued", "a-1")
+    tale.granted("b-1", waited_ms="0")
+    return tale
+
+
+@good
 def a_higher_band_goes_first() -> Tale:
     tale = Tale()
     tale.told("WaiterQueued", "a-1", priority="0")

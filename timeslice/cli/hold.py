@@ -63,8 +63,8 @@ class _Child:
                 signal.signal(number, lambda received, _: self._handle(received))
 
     def _handle(self, number: int) -> None:
+        self._ends = self._ends or number in _ENDING
         if self._process is not None:
-            self._ends = self._ends or number in _ENDING
             if not _sent_by_terminal(number):
                 self._process.send_signal(number)
         elif self._starting:

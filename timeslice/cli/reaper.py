@@ -27,8 +27,8 @@ def reap(mark: bytes) -> None:
     while clean < _CLEAN and time.monotonic() < until:
         living = _living()
         marked = {pid for pid in living if _is_marked(pid, mark)}
-        doomed |= {(pid, start) for pid, (_, start) in living.items() if marked & set(_line(pid, living))}
-        doomed.discard((os.getpid(), living[os.getpid()][1]))
+        others = [(pid, start) for pid, (_, start) in living.items() if pid != os.getpid()]
+        doomed |= {(pid, start) for pid, start in others if marked & set(_line(pid, living))}
         there = [pid for pid, (_, start) in living.items() if (pid, start) in doomed]
         clean = 0 if [pid for pid in there if _kill(pid, living[pid][1])] else clean + 1
         time.sleep(_PAUSE_S)

@@ -26,7 +26,7 @@ _LATER_S = 1.5  # an agent starts so long after the jobs of its node, which ask 
 def trimmed(world: World, planned: Planned, agent: Child, now: float) -> Deed:
     """An agent is killed, and the orders that come for it meanwhile are lost: a short stream, or a failover."""
     label, key, dropped = agent.label, Keys().commands(agent.node), 0
-    until = now + planned.lasts_s / 2
+    until = now + planned.lasts_s / 2  # what was lost has to show while the fault lasts
 
     def lose() -> None:
         nonlocal dropped
@@ -64,7 +64,7 @@ def joining(world: World, planned: Planned, agent: Child, now: float) -> Deed:
     """An agent leaves its groups, as no job is left on its node. Jobs come and ask; then the agent joins."""
     label = agent.label
     jobs = [child for child in world.processes.having("job") if child.node == agent.node]
-    again, gone = now + planned.lasts_s / 2, False
+    again, gone = now + planned.lasts_s / 2, False  # that it has joined has to show while the fault lasts
 
     def leave() -> None:
         for job in jobs:

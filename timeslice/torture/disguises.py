@@ -63,7 +63,7 @@ def blinded(world: World, agent: Child, now: float) -> Deed:
 
     def heal() -> None:
         agent.next_form = ""
-        if agent.running:
+        if agent.running and agent.form == _APART:  # else another fault has brought it back as it was
             world.processes.kill(agent, again_at=0.0)
 
     return Deed(

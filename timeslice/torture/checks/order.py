@@ -93,8 +93,8 @@ def _of_group(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
                 queue.leave(waiter)
             case "SwapStarted" if not waiter:
                 queue.swap = (waiter, job)  # by an operator's order, which goes before everybody
-            case "SwapStarted" if waiter not in queue.places and story.losses(group):
-                queue.unsure.add(waiter)  # no swap begins for one that was not queued: what told it was lost
+            case "SwapStarted" if _was_lost(story, group, queue, event):
+                queue.unsure.add(waiter)
                 queue.swap = (waiter, job)
             case "SwapStarted":
                 yield from _passed(story, group, queue, event, queue.ahead_of(waiter))
@@ -105,12 +105,21 @@ def _of_group(story: Story, terms: Terms, group: str) -> Iterator[Violation]:
                 queue.swap = None
             case "SwapFinished":
                 queue.closed, queue.swap = queue.swap, None
+            case "LeaseGranted" if _was_lost(story, group, queue, event):
+                queue.closed = None
             case "LeaseGranted":
                 yield from _passed(story, group, queue, event, _had_to_be_first(queue, waiter, job))
                 queue.leave(waiter)
                 queue.closed = None
             case _:
                 pass
+
+
+def _was_lost(story: Story, group: str, queue: _Queue, event: Told) -> bool:
+    """Whether what told of a waiter's arrival was lost, and its place with it: no swap begins for one that was not
+    queued, and no other grant was waited for."""
+    queued = event.type == "SwapStarted" or int(event.fields.get("waited_ms", "0")) > 0
+    return queued and event.fields.get("waiter", "") not in queue.places and bool(story.losses(group))
 
 
 def _had_to_be_first(queue: _Queue, waiter: str, job: str) -> list[str]:

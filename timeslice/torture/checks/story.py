@@ -297,13 +297,17 @@ class Story:
 
     def found_at_join(self, group: str, node: str, job: str, since: int, at: int) -> bool:
         """Whether a node joined after ``since``, and the job was on its device before and is so still."""
-        joined = max((start for start, _ in self._terms_of.get((group, node), ()) if start <= at), default=0.0)
-        return joined > since and job in self.there_at_join(group, node, at)
+        joined = self._joined(group, node, at)
+        return joined is not None and joined > since and job in self.there_at_join(group, node, at)
+
+    def _joined(self, group: str, node: str, at: int) -> int | None:
+        """When the node joined the last time before that."""
+        return max((int(start) for start, _ in self._terms_of.get((group, node), ()) if start <= at), default=None)
 
     def there_at_join(self, group: str, node: str, at: int) -> set[str]:
         """Jobs that were on a node's device just before it joined, and that neither were moved out nor began again
         since."""
-        joined = max((int(start) for start, _ in self._terms_of.get((group, node), ()) if start <= at), default=None)
+        joined = self._joined(group, node, at)
         if joined is None:
             return set()
         looks = (look for look in self.surveys if (look.group, look.node) == (group, node))
